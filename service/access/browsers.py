@@ -1,9 +1,9 @@
-"""Which requests a browser may send for a web page: the pages of others must not use a server that asks for no key.
+"""The requests that a browser may send for a web page: pages of others must not use a server that needs no key.
 
-A browser sends what any page wants to any address that it reaches, this machine's own among them. It lets a page read
-the answers of the page's own origin only, but the owner of a name may point it at any address (DNS rebinding): then
-this server has the page's own origin, and only Host tells. Other pages are told by Sec-Fetch-Site and by Origin, which
-no page can change. Programs send neither.
+A browser sends the requests of any page to any address that it reaches, this machine's own among them. It lets a page
+read the answers of the page's own origin only. But the owner of a name may point it at any address (DNS rebinding):
+this server then has the page's own origin, and only Host tells them apart. Sec-Fetch-Site and Origin, which no page can
+change, tell the other pages. Programs send neither.
 """
 
 import re
@@ -25,16 +25,16 @@ OWN = ("same-origin", "none")
 
 @dataclass(frozen=True, slots=True)
 class BrowserRules:
-    """Under which names the server answers besides localhost and IP addresses, and which origins' pages may call it.
+    """The names under which the server answers, and the origins whose pages may call it.
 
-    `hosts` in lower case; None: any name.
+    `hosts` are names in lower case, besides localhost and IP addresses; None: any name.
     """
 
     hosts: frozenset[str] | None = None
     origins: tuple[str, ...] = ()
 
     def refusal(self, headers: Mapping[bytes, bytes], *, is_page: bool) -> Forbidden | None:
-        """Why the request gets a 403; None if it may pass. `is_page`: links on any site may lead to the route."""
+        """Return why the request gets a 403, None if it passes. `is_page`: links on any site may lead to the route."""
         host, origin, site, mode = (
             None if (value := headers.get(name)) is None else value.decode("latin-1")
             for name in (b"host", b"origin", b"sec-fetch-site", b"sec-fetch-mode")
@@ -46,7 +46,9 @@ class BrowserRules:
                 "start the server with --allowed-hosts and the name, or use localhost or the IP address",
                 code="host_not_allowed",
             )
-        if (is_page and mode == "navigate") or self._is_own(site, origin, name) or self._allows(origin):
+        if (is_page and mode == "navigate") or self._is_own(site, origin, name):
+            return None
+        if ANY in self.origins or origin in self.origins:
             return None
         whose = "another site" if origin is None else quoted(origin)
         return Forbidden(
@@ -57,11 +59,8 @@ class BrowserRules:
     def _answers(self, name: str | None) -> bool:
         return self.hosts is None or ANY in self.hosts or (name is not None and (name in self.hosts or is_local(name)))
 
-    def _allows(self, origin: str | None) -> bool:
-        return ANY in self.origins or origin in self.origins
-
     def _is_own(self, site: str | None, origin: str | None, name: str | None) -> bool:
-        """Whether no other page sends the request.
+        """Return whether no other page sends the request.
 
         Browsers leave out Sec-Fetch-Site on plain HTTP to other machines. Then Origin is compared without its port: a
         proxy may have removed that of Host.
@@ -72,25 +71,25 @@ class BrowserRules:
 
 
 def name_of(host: str) -> str | None:
-    """The name or address in the value of Host, in lower case and without port, brackets and final dot."""
+    """Return the name or address in the value of Host, in lower case and without port, brackets and final dot."""
     match = AUTHORITY.fullmatch(host)
     return None if match is None else (match[1] or match[2]).lower().removesuffix(".")
 
 
 def origin_name(origin: str) -> str | None:
-    """The name or address in an origin; None for `null` and for what is none."""
+    """Return the name or address in an origin; None for `null` and for what is none."""
     with suppress(ValueError):
         return name_of(urlsplit(origin).netloc)
     return None
 
 
 def is_local(name: str) -> bool:
-    """Whether no one can own the name: it is an address, or reserved for the machine of the browser (RFC 6761)."""
+    """Return whether no one can own the name: an address, or a name of the browser's own machine (RFC 6761)."""
     return name == "localhost" or name.endswith(".localhost") or _is_address(name)
 
 
 def _is_address(name: str) -> bool:
-    """Whether browsers take the name for an address. They know every form that C does, such as 127.1."""
+    """Return whether browsers take the name for an address. They know every form that C does, such as 127.1."""
     with suppress(OSError, ValueError):
         socket.inet_aton(name)
         return True

@@ -1,4 +1,4 @@
-"""The declarations of API keys: plain ones, and the entries of a key file. All that can be wrong is an OptionError."""
+"""The declarations of API keys: plain ones, and the entries of a key file. Every mistake in them is an OptionError."""
 
 import json
 import re
@@ -34,11 +34,11 @@ DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 class KeyEntry:
     """One API key as it is declared. `digest` is the SHA-256 hash of the key.
 
-    None: no limit. `stored_bytes` and `stored_responses` limit what the store has of it. `priority` is the lowest
-    number that requests with the key may send. `loads_adapters`: they may load and unload LoRA adapters, with
-    `loads_models` models. They may use the models with one of the names `models`; None: all.
-    `reasoning_format`: that of requests that do not say. `sees_all`: they may list and cancel the requests of all keys.
-    `end`: the key has ended, and so do its requests.
+    A limit of None is no limit. `stored_bytes` and `stored_responses` limit what the store has of the key. `priority`
+    is the lowest number that its requests may send. With `loads_adapters` they may load and unload LoRA adapters, with
+    `loads_models` models. They may use the models with one of the names `models`; None: all. `reasoning_format` is for
+    requests that name none. With `sees_all` they may list and cancel the requests of all keys. `end`: the key has
+    ended, and so do its requests.
     """
 
     name: str
@@ -58,12 +58,12 @@ class KeyEntry:
 
     @property
     def identity(self) -> str:
-        """Stays with this key alone. The name of a key without one is its place in the file, which another may get."""
+        """Return the digest as text. A name may be a place in the file, which another key may get."""
         return self.digest.hex()
 
 
 def read_entries(keys: Iterable[str], path: Path | None) -> list[KeyEntry]:
-    """The entries of plain keys and of a key file: TOML or JSON by its name, else one plain key a line.
+    """Read the entries of plain keys and of a key file: TOML or JSON by its name, else one plain key a line.
 
     Raises OptionError.
     """
@@ -103,7 +103,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _entries(path: Path) -> Iterator[KeyEntry]:
-    """The entries under `keys`. No other field may stand beside it."""
+    """Yield the entries under `keys`. No other field may stand beside it."""
     try:
         table = tomllib.loads(_text(path)) if path.suffix == ".toml" else json.loads(_text(path))
     except ValueError as error:
@@ -120,7 +120,7 @@ def _entries(path: Path) -> Iterator[KeyEntry]:
 
 
 def _entry(fields: Any) -> KeyEntry:
-    """One entry. Raises ValueError, with the name of the field."""
+    """Check one entry. Raises ValueError, with the name of the field."""
     if not isinstance(fields, dict):
         raise ValueError(f"expected fields, got {type(fields).__name__}")  # it may be a key
     name = fields.get("name")
@@ -131,9 +131,8 @@ def _entry(fields: Any) -> KeyEntry:
     try:
         limits: dict[str, Any] = {field: _whole(field, fields[field]) for field in LIMITS if field in fields}
         flags: dict[str, Any] = {field: _flag(fields, field) for field in FLAGS}
-        return KeyEntry(
-            name, _digest(fields), **limits, **flags, models=_models(fields), reasoning_format=_format(fields)
-        )
+        others: dict[str, Any] = {"models": _models(fields), "reasoning_format": _format(fields)}
+        return KeyEntry(name, _digest(fields), **limits, **flags, **others)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
 
@@ -182,7 +181,7 @@ def _whole(field: str, value: Any) -> int:
 
 
 def _distinct(entries: list[KeyEntry], path: Path | None) -> list[KeyEntry]:
-    """The same entries. Raises OptionError where two have one name or one key."""
+    """Return the same entries. Raises OptionError where two have one name or one key."""
     names: set[str] = set()
     owners: dict[bytes, str] = {}
     for entry in entries:

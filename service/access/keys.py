@@ -1,4 +1,4 @@
-"""The API keys of a server: what each has used, its limits, and counts of tenants that share one limit."""
+"""The API keys of a server: the use of each, its limits, and counts of tenants that share one limit."""
 
 import hmac
 import math
@@ -16,7 +16,7 @@ MINUTE = 60
 
 
 class LastMinute:
-    """What was used in the last 60 s, to a second: an amount is forgotten after 60 to 61 s."""
+    """The use in the last 60 s, to a second: an amount is forgotten after 60 to 61 s."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -32,7 +32,7 @@ class LastMinute:
         self._ending[math.ceil(self._clock()) + MINUTE] += amount
 
     def seconds_until_below(self, limit: int) -> int:
-        """Seconds until the total is below `limit` if nothing is added; 0 if it is."""
+        """Return the seconds until the total is below `limit` if nothing is added; 0 if it is."""
         total, seconds = self.total, 0
         for ending, amount in self._ending.items():
             if total < limit:
@@ -111,11 +111,11 @@ class Keys:
 
     @property
     def entries(self) -> dict[str, KeyEntry]:
-        """The entry of each key, by its name."""
+        """Return the entry of each key, by its name."""
         return {name: key.entry for name, key in self._keys.items()}
 
     def reload(self) -> None:
-        """Read the file again. A key that keeps its name keeps what it has used.
+        """Read the file again. A key with the same name goes on with the use that it had.
 
         Raises OptionError for a bad file: the keys are then as before.
         """
@@ -126,11 +126,11 @@ class Keys:
         self._keys = found
 
     def owner(self, identity: str) -> Key | None:
-        """The key with this identity, if the server still has it."""
+        """Return the key with this identity, if the server still has it."""
         return next((key for key in self._keys.values() if key.entry.identity == identity), None)
 
     def find(self, candidates: Iterable[bytes]) -> Key | None:
-        """The key that is one of `candidates`, if there is one.
+        """Return the key that is one of `candidates`, if there is one.
 
         It compares hashes, all of them and each in constant time: the duration says nothing about the keys.
         """
@@ -157,7 +157,7 @@ class Share:
             del self._used[tenant]
 
     def is_full(self, tenant: str, limit: int, n: int = 1) -> bool:
-        """Whether with `n` more the tenants together would exceed the limit, and this one its equal part of it.
+        """Return whether with `n` more the tenants together would exceed the limit, and this one its equal part of it.
 
         T tenants may have up to 1 + 1/2 + ... + 1/T times the limit, if each fills what the others left.
         """

@@ -78,7 +78,7 @@ class RequestMiddleware:
                 await response(scope, receive, send)
 
     def _find_key(self, headers: Mapping[bytes, bytes], policy: Policy) -> Key | None:
-        """The request's key; None if it needs none. Raises Unauthorized for a wrong one, and for none."""
+        """Return the request's key; None if it needs none. Raises Unauthorized for a wrong one, and for none."""
         if not self._keys or policy.open:
             return None
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
@@ -92,13 +92,13 @@ class RequestMiddleware:
 
 
 def _refusal(error: Exception, record: RequestRecord) -> Response:
-    """The answer to a request that failed. No frame that handles the request may hold the error, which holds them."""
+    """Return the answer to a request that failed. No frame may hold the error, which holds the frames."""
     failure = as_api_error(error)
     record.note_error(failure)
     return error_response(failure, record.policy.dialect)
 
 
 def request_id(scope: Scope) -> str:
-    """The client's `x-request-id` if it is short and plain, else a new one."""
+    """Return the client's `x-request-id` if it is short and plain, else a new one."""
     given = next((value for name, value in scope["headers"] if name == ID), b"")
     return given.decode() if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex

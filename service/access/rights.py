@@ -1,4 +1,4 @@
-"""What the entry of a key in the key file allows."""
+"""The rights that the entry of a key in the key file gives."""
 
 from ipaddress import ip_address
 
@@ -19,9 +19,9 @@ def check_right(record: RequestRecord, right: str, what: str) -> None:
 
 
 def sees_all(scope: Scope) -> bool:
-    """Whether the sender may see the requests of all keys: by its key, or without keys by a connection of this machine.
+    """Return whether the sender may see the requests of all keys.
 
-    None that a proxy forwards for another one counts.
+    It may by its key, or without keys by a direct connection of this machine: one of a proxy does not count.
     """
     record: RequestRecord = scope["noria.record"]
     if record.key is not None:

@@ -32,7 +32,7 @@ EVENT: Json = {
 
 
 def document(routes: Sequence[Route], prefix: str | None = None) -> Json:
-    """The OpenAPI 3.1 document of the routes. `prefix`: clients find all of them below this path."""
+    """Return the OpenAPI 3.1 document of the routes. `prefix`: clients find all of them below this path."""
     schemas, components = _schemas(routes)
     paths: Json = {}
     for route in routes:
@@ -54,12 +54,12 @@ def document(routes: Sequence[Route], prefix: str | None = None) -> Json:
 
 
 def _schemas(routes: Sequence[Route]) -> tuple[dict[Any, Json], Json]:
-    """The schema of each body and answer, and the components that they refer to."""
+    """Return the schema of each body and answer, and the components that they refer to."""
     kinds: dict[Any, None] = {}
     for route in routes:
         kinds |= dict.fromkeys((route.body, route.answer, route.policy.dialect.answer))
-    named = [(kind, "validation", TypeAdapter(kind)) for kind in kinds if kind is not None]
-    made, definitions = TypeAdapter.json_schemas(named, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
+    named: Any = [(kind, "validation", TypeAdapter(kind)) for kind in kinds if kind is not None]
+    made, definitions = TypeAdapter.json_schemas(named, ref_template="#/components/schemas/{model}")
     components = definitions["$defs"]
     for name in {route.body.__name__ for route in routes if route.body and route.body_type == FORM}:
         fields = components[name]["properties"].items()
@@ -68,12 +68,12 @@ def _schemas(routes: Sequence[Route]) -> tuple[dict[Any, Json], Json]:
 
 
 def _is_list(schema: Json) -> bool:
-    """Whether a field may be a list. In a form its name then ends with "[]", as in OpenAI's."""
+    """Return whether a field may be a list. In a form its name then ends with "[]", as in OpenAI's."""
     return schema.get("type") == "array" or any(isinstance(value, list) for value in schema.get("enum", ()))
 
 
 def _id(route: Route, path: str) -> str:
-    """The operation's id, as FastAPI forms it."""
+    """Return the operation's id, as FastAPI forms it."""
     return re.sub(r"\W", "_", f"{route.name}{path}_{route.methods[0].lower()}")
 
 
@@ -99,7 +99,7 @@ def _operation(route: Route, parameters: list[str], schemas: Mapping[Any, Json])
 
 
 def _security(route: Route) -> list[Json]:
-    """How a client may send a key. It needs none if the server was started without."""
+    """Return the ways to send a key. A client needs none if the server was started without."""
     if route.policy.open:
         return []
     header = route.policy.dialect.key_header
@@ -119,7 +119,6 @@ def _answers(route: Route, schemas: Mapping[Any, Json]) -> Json:
 
 
 def _errors(route: Route, schemas: Mapping[Any, Json]) -> Json:
-    """The responses of errors."""
     dialect = route.policy.dialect
     content = {"application/json": {"schema": schemas[dialect.answer]}}
     return {

@@ -34,7 +34,7 @@ Pooling = Literal["mean", "last"]
 
 
 class EmbeddingsBody(ModelBody):
-    """`POST /v1/embeddings`."""
+    """The request body of `POST /v1/embeddings`."""
 
     harmless = only(
         add_special_tokens=(True,),
@@ -50,14 +50,10 @@ class EmbeddingsBody(ModelBody):
     encoding_format: Literal["float", "base64"] | None = optional(
         "`float`: a list of numbers; `base64`: the bytes of little-endian float32 numbers. Default: float."
     )
-    dimensions: int | None = optional(
-        "The number of values in an embedding. It must equal the model's own.", ge=1, le=2**31 - 1
-    )
+    dimensions: int | None = optional("The length of an embedding: only the model's own.", ge=1, le=2**31 - 1)
     output_dimension: int | None = synonym("dimensions", "Mistral's", ge=1, le=2**31 - 1)
     metadata: Json | None = optional("Facts for the client. They have no effect.")
-    pooling: Pooling | None = optional(
-        "The mean of the hidden states of all tokens, or the last token's hidden state. Default: mean."
-    )
+    pooling: Pooling | None = optional("The mean of all tokens' hidden states, or the last token's. Default: mean.")
     user: str | None = optional("The end user. The log has a hash of it.", max_length=MAX_USER)
 
     @property
@@ -76,7 +72,7 @@ class EmbeddingsBody(ModelBody):
 def embeddings_request(
     items: Any, served: ServedModel, dimensions: int | None, name: str = "dimensions", pooling: Pooling | None = None
 ) -> ModelRequest:
-    """Return the engine's request. Tokenizes: not for the event loop. Raises ParameterError or InvalidRequest.
+    """Return the engine's request. It tokenizes: not for the event loop. Raises ParameterError or InvalidRequest.
 
     `name` is the client's name of `dimensions`.
     """
@@ -137,7 +133,7 @@ class EmbeddingShape:
 
 
 def unit_vector(embedding: Sequence[float], base64: bool = False) -> list[float] | str:
-    """An embedding scaled to length 1, as JSON or in base64; both hold the same float32 values.
+    """Scale an embedding to length 1, and write it as JSON or in base64; both hold the same float32 values.
 
     orjson encodes each list at once. A thousand Python lists of numbers would block the interpreter later.
     """

@@ -28,7 +28,7 @@ MAX_BOUNDARY = 70
 def post_form(
     path: str, *, body: type[B], request: Mapping[str, Any], answer: Any, policy: Policy, or_text: bool = False
 ) -> Callable[[BodyHandler[B]], Route]:
-    """A decorator that turns a handler into the route of `POST path`. The handler gets the checked form."""
+    """Return a decorator that makes a handler the route of `POST path`. The handler gets the checked form."""
 
     def declare(handler: BodyHandler[B]) -> Route:
         about = handler.__name__, inspect.getdoc(handler) or "", policy, answer
@@ -70,7 +70,7 @@ class _Fields:
         self._n_parts = 0
 
     def add(self, name: bytes | None, value: bytes, *, is_file: bool) -> None:
-        """Raises InvalidRequest for a part that the form may not have."""
+        """Add a part. Raises InvalidRequest for one that the form may not have."""
         key, self._n_parts = (name or b"").decode(errors="replace"), self._n_parts + 1
         if self._n_parts > MAX_FIELDS:
             raise InvalidRequest(f"a form may have at most {MAX_FIELDS} fields")
@@ -100,7 +100,7 @@ def _text(name: str, value: bytes) -> str:
 
 
 def _fields(content: bytes, boundary: bytes, files: Collection[str]) -> Mapping[str, Any]:
-    """The fields of a form. Raises InvalidRequest."""
+    """Read the fields of a form. Raises InvalidRequest."""
     fields = _Fields(files)
     try:
         parser = FormParser(
@@ -121,7 +121,7 @@ def _fields(content: bytes, boundary: bytes, files: Collection[str]) -> Mapping[
 
 
 def _checked(fields: Mapping[str, Any], kind: type[Body], reading: BodyReading) -> Body:
-    """The body. Numbers and booleans are given as text. Raises InvalidRequest."""
+    """Check the fields of a body, whose numbers and booleans are text. Raises InvalidRequest."""
     try:
         return kind.model_validate(fields, strict=False, context=reading)
     except ValidationError as error:

@@ -29,7 +29,7 @@ class Lanes:
             pool.submit(bool)  # starts the thread: later the system may allow no more
 
     async def run(self, work: Callable[[], T], size: int) -> T:
-        """The result of `work` on a body or an answer of `size` bytes. Raises CancelledError after `close`."""
+        """Return the result of `work` on a body or an answer of `size` bytes. Raises CancelledError after `close`."""
         pool, job = self._pools[bisect_left(LANES, size)], [work]
         try:
             done = asyncio.get_running_loop().run_in_executor(pool, _without_panic, job)
@@ -47,7 +47,7 @@ class Lanes:
 
 
 def _without_panic(job: list[Callable[[], T]]) -> T:
-    """The result of the work in `job`. A panic of a library in Rust is no Exception, and becomes one."""
+    """Return the result of the work in `job`. A panic of a library in Rust is no Exception, and becomes one."""
     try:
         return job[0]()
     except Exception:
@@ -61,12 +61,12 @@ PART = 1024
 
 
 def written(answer: Any) -> bytes:
-    """The same bytes as `orjson.dumps(answer)`."""
+    """Return the bytes of `orjson.dumps(answer)`."""
     return orjson.dumps(_in_parts(answer))
 
 
 def _in_parts(value: Any) -> Any:
-    """The value with finished JSON in place of long lists."""
+    """Return the value with finished JSON in place of long lists."""
     if isinstance(value, dict):
         return {key: _in_parts(item) for key, item in value.items()}
     if not isinstance(value, list):

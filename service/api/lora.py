@@ -25,11 +25,11 @@ PATH = "The adapter's directory, below `--lora-dir`. It may be relative to that.
 
 
 class UnloadAdapterBody(Body):
-    """`POST /v1/unload_lora_adapter`."""
+    """The request body of `POST /v1/unload_lora_adapter`."""
 
     harmless = only(lora_int_id=())
     lora_name: str = Field(description=NAME)
-    model: str | None = optional("The model that it changes, of several. Without it the first one.")
+    model: str | None = optional("The model that the adapter changes. Default: the first model.")
 
     def check(self) -> None:
         if (problem := adapter_name_problem(self.lora_name)) is not None:
@@ -37,7 +37,7 @@ class UnloadAdapterBody(Body):
 
 
 class LoadAdapterBody(UnloadAdapterBody):
-    """`POST /v1/load_lora_adapter`."""
+    """The request body of `POST /v1/load_lora_adapter`."""
 
     harmless = only(load_inplace=(False,))
     lora_path: str = Field(description=PATH, min_length=1, max_length=MAX_PATH)
@@ -83,9 +83,8 @@ async def load(call: Call, body: LoadAdapterBody) -> Response:
         await call.model.admission.adapters.load(body.lora_name, found)
     except ModelError as error:
         raise InvalidRequest(str(error), param="lora_path", code="adapter_refused") from error
-    _note(call, "adapter loaded", body.lora_name)
-    answer: LoadedAdapter = {"id": body.lora_name, "object": "lora.adapter", "parent": served.names[0]}
-    return json_response(answer)
+    log.info("adapter loaded", extra={"fields": {"adapter": body.lora_name, "id": call.record.id}})
+    return json_response(LoadedAdapter(id=body.lora_name, object="lora.adapter", parent=served.names[0]))
 
 
 @post("/v1/unload_lora_adapter", body=UnloadAdapterBody, request={"lora_name": "sql"}, answer=UnloadedAdapter)
@@ -97,17 +96,12 @@ async def unload(call: Call, body: UnloadAdapterBody) -> Response:
     model = call.hosted(body.model)
     _allowed(call, model)
     model.admission.adapters.unload(body.lora_name)
-    _note(call, "adapter unloaded", body.lora_name)
-    answer: UnloadedAdapter = {"id": body.lora_name, "object": "lora.unloaded"}
-    return json_response(answer)
-
-
-def _note(call: Call, what: str, name: str) -> None:
-    log.info(what, extra={"fields": {"adapter": name, "id": call.record.id}})
+    log.info("adapter unloaded", extra={"fields": {"adapter": body.lora_name, "id": call.record.id}})
+    return json_response(UnloadedAdapter(id=body.lora_name, object="lora.unloaded"))
 
 
 def _allowed(call: Call, model: HostedModel) -> Path:
-    """The directory of --lora-dir. Raises InvalidRequest without one, Forbidden for a key that may not use it."""
+    """Return the directory of --lora-dir. Raises InvalidRequest without one, Forbidden for a key without the right."""
     check_right(call.record, "loads_adapters", "load adapters")
     directory: Path | None = model.entry.settings.lora_dir
     if directory is None:
@@ -117,7 +111,7 @@ def _allowed(call: Call, model: HostedModel) -> Path:
 
 
 def path_inside(directory: Path, path: str) -> Path:
-    """The path without symbolic links. Raises InvalidRequest unless it and its files are below the directory."""
+    """Return the path without symbolic links. Raises InvalidRequest unless it and its files are below the directory."""
     root = directory.resolve()
     try:
         found = (root / path).resolve()
@@ -128,8 +122,6 @@ def path_inside(directory: Path, path: str) -> Path:
         raise InvalidRequest(f"lora_path must be a directory below --lora-dir, got {quoted(path)}", param="lora_path")
     for file in (*folder.glob("*.json"), *folder.glob("*.safetensors")):
         if root not in Path(realpath(file)).parents:
-            message = (
-                f"lora_path: the file {quoted(file.name)} of {quoted(path)} is a link that leads out of --lora-dir"
-            )
+            message = f"lora_path: the file {quoted(file.name)} of {quoted(path)} is a link out of --lora-dir"
             raise InvalidRequest(message, param="lora_path")
     return found

@@ -24,16 +24,14 @@ class Decoded(Protocol):
     def inputs(self) -> bytes: ...
 
     def tokens(self, ids: Any) -> list[int]:
-        """What takes the place of its placeholder; `ids` are the control tokens of its kind."""
-        ...
+        """Return the tokens that replace its placeholder; `ids` are the control tokens of its kind."""
 
     def spans(self, start: int) -> tuple[MediaSpan, ...]:
-        """Its places, if these tokens begin at `start`."""
-        ...
+        """Return its places, if these tokens begin at `start`."""
 
 
 def source_of(part: Json) -> Source:
-    """The file in a part, as `service.schema.conversation.media_part` makes it. Raises InvalidRequest."""
+    """Return the file in a part, as `service.schema.conversation.media_part` makes it. Raises InvalidRequest."""
     read = read_source if part["type"] == "image" else read_audio
     return read(part["content"], part["field"])
 
@@ -58,7 +56,7 @@ class PlacedRecording:
 
 
 async def heard(state: State, sources: Sequence[Source], info: RunnerInfo, owner: str) -> list[PlacedRecording]:
-    """The recordings of a request as the model's encoder reads them. Raises InvalidRequest and Unavailable."""
+    """Decode the recordings of a request, as the model's encoder reads them. Raises InvalidRequest and Unavailable."""
     assert info.audio is not None, "a model without an audio encoder refuses audio at once"
     found = await state.audio.decode(sources, limited(info), owner)
     return [PlacedRecording(audio, info.audio.chunk_tokens) for audio in found]
@@ -67,7 +65,7 @@ async def heard(state: State, sources: Sequence[Source], info: RunnerInfo, owner
 def restorable(
     made: ModelRequest, state: State, sources: Sequence[Source], info: RunnerInfo, owner: str, media: Sequence[Decoded]
 ) -> ModelRequest:
-    """A request whose media, which were decoded from these files, can be decoded again."""
+    """Return the request, able to decode its media again from these files."""
     (submit,) = made.submits
     n_dropped = sum(len(item.spans(0)) for item in media) - len(submit.media)
 
@@ -78,7 +76,7 @@ def restorable(
 
 
 async def decoded(state: State, sources: Sequence[Source], info: RunnerInfo, owner: str) -> Sequence[Decoded]:
-    """The images or the audio of a request as the model's encoder reads them. Raises InvalidRequest and Unavailable.
+    """Decode the images or the audio of a request for the model's encoder. Raises InvalidRequest and Unavailable.
 
     Only requests of the same `owner` (`cache_owner`) share what was decoded.
     """
@@ -90,7 +88,7 @@ async def decoded(state: State, sources: Sequence[Source], info: RunnerInfo, own
 def expanded(
     tokens: list[int], media: Sequence[Decoded], served: ServedModel, param: str
 ) -> tuple[list[int], tuple[MediaSpan, ...]]:
-    """The prompt with the tokens of each image or recording in place of its placeholder, and the places of all.
+    """Return the prompt with the tokens of each image or recording in place of its placeholder, and the places of all.
 
     Raises InvalidRequest, naming `param`, if the chat format has not written one placeholder for each.
     """
@@ -115,18 +113,16 @@ def expanded(
 
 
 def spans_after(spans: tuple[MediaSpan, ...], n_begin: int, n_cut: int) -> tuple[MediaSpan, ...]:
-    """The media of a prompt that loses `n_cut` tokens after its first `n_begin`. Those among these are left out.
+    """Return the media that stay in a prompt without the `n_cut` tokens after its first `n_begin`.
 
     Raises InvalidRequest for a cut inside an image, or between the chunks of a recording.
     """
     first = n_begin + n_cut
     for start, stop, kind in _wholes(spans):
         if start < first < stop:
-            raise InvalidRequest(
-                f"truncate_prompt_tokens cuts through {ONE[kind]}: it leaves out the first {first} tokens of the "
-                f"prompt, and the {kind} has the tokens {start} to {stop - 1}",
-                param="truncate_prompt_tokens",
-            )
+            param, place = "truncate_prompt_tokens", f"the {kind} has the tokens {start} to {stop - 1}"
+            why = f"it leaves out the first {first} tokens of the prompt, and {place}"
+            raise InvalidRequest(f"{param} cuts through {ONE[kind]}: {why}", param=param)
     return tuple(replace(span, start=span.start - n_cut) for span in spans if span.start >= first)
 
 
@@ -142,7 +138,7 @@ def _wholes(spans: Sequence[MediaSpan]) -> list[tuple[int, int, str]]:
 
 
 def inputs_after(media: Sequence[Decoded], n_dropped: int) -> bytes:
-    """What the encoder reads of the media without the first `n_dropped` places, which are those of whole items."""
+    """Return the encoder's inputs without those of the first `n_dropped` places, which are places of whole items."""
     left: list[bytes] = []
     for item in media:
         if n_dropped > 0:

@@ -1,4 +1,4 @@
-"""The making of requests for the engine: messages, tools and images to token ids and sampling parameters, checked."""
+"""Makes requests for the engine: messages, tools and images become token ids and sampling parameters, checked."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +38,7 @@ Encoded = tuple[list[int], tuple[MediaSpan, ...]]
 class Chat:
     """A conversation to answer, in the same terms for all chat APIs. Raises InvalidRequest.
 
-    `messages` are as `ChatFormat.encode` takes them. `max_tokens` None means what the prompt leaves of the context.
+    `messages` are as `ChatFormat.encode` takes them. `max_tokens` None: as many as the prompt leaves of the context.
     `logprobs` is the number of alternatives for each token (None: no logprobs).
     """
 
@@ -66,7 +66,7 @@ class Chat:
 
     @property
     def media(self) -> list[tuple[str, Json]]:
-        """The role and the part of each image and recording, as `service.schema.conversation.media_part` makes it."""
+        """Return the role and the part of each image and recording, as `media_part` makes it."""
         return [
             (message["role"], part)
             for message in self.messages
@@ -103,12 +103,15 @@ async def of_chat(call: Call, chat: Callable[[], Chat], work: Callable[[Chat, Se
 def chat_request(
     chat: Chat, served: ServedModel, media: Sequence[Decoded], prompt: Encoded | None = None
 ) -> ModelRequest:
-    """The engine's request for a conversation. Raises ParameterError or InvalidRequest, if it can before tokenizing.
+    """Return the engine's request for a conversation, whose `prompt` may be known.
 
-    `prompt` is that of the conversation, if it is known.
+    Raises ParameterError or InvalidRequest, before it tokenizes where it can.
     """
     options, context = chat.options, served.info.max_model_len
-    grammar, fields = enforceable(_constraint(chat, served), served)
+    constraint = chat.constraint
+    if chat.calls.functions:
+        constraint = call_constraint(chat.calls, style_of(served), served.tokenizer, constraint)
+    grammar, fields = enforceable(constraint, served)
     params = sampling(
         options,
         served,
@@ -146,7 +149,7 @@ def chat_request(
 
 
 def _left_out(chat: Chat, served: ServedModel) -> tuple[str, ...]:
-    """The client's names of the texts that the chat format leaves out. They are one more than a header names."""
+    """Return the client's names of texts that the chat format leaves out, at most one more than a header names."""
     if served.chat is None or served.chat.call_style is None:  # calls are part of the texts
         return ()
     found = served.chat.left_out(chat.messages, chat.calls.functions)
@@ -155,17 +158,17 @@ def _left_out(chat: Chat, served: ServedModel) -> tuple[str, ...]:
 
 
 def encode_text(served: ServedModel, text: str, *, add_bos: bool = True, param: str = "prompt") -> list[int]:
-    """Token ids of a text. Raises InvalidRequest, before tokenizing, for a text that cannot fit the context."""
+    """Return token ids of a text. Raises InvalidRequest, before tokenizing, for a text that cannot fit the context."""
     check_size([text], param, served)
     return served.tokenizer.encode(text, add_bos=add_bos, parse_control=True)
 
 
 def encode_chat(chat: Chat, served: ServedModel, media: Sequence[Decoded]) -> Encoded:
-    """Token ids of a conversation, and the places of its images and audio. Raises ParameterError or InvalidRequest."""
+    """Return the tokens of a conversation, and the places of its media. Raises ParameterError or InvalidRequest."""
     format_, messages, options = conversation(chat, served)
     try:
         thoughts = [_thought(message) for message in chat.messages]
-        if _size([*chat.contents, *thoughts]) > served.max_prompt_bytes:  # before the format left out some of it
+        if _n_bytes([*chat.contents, *thoughts]) > served.max_prompt_bytes:  # before the format left out some of it
             check_size([format_.render(messages, **options)], chat.names.messages, served)
         tokens = format_.encode(messages, **options)
     except ParameterError as error:
@@ -180,16 +183,13 @@ def encode_chat(chat: Chat, served: ServedModel, media: Sequence[Decoded]) -> En
 
 
 def conversation(chat: Chat, served: ServedModel) -> tuple[ChatFormat, Sequence[Json], Json]:
-    """The model's chat format, with messages and options as it takes them.
+    """Return the model's chat format, with messages and options as it takes them.
 
     Raises InvalidRequest where there is no format, or for a conversation that cannot fit the context.
     """
     if served.chat is None:
-        raise InvalidRequest(
-            "this model has no chat template: start the server with --chat-template, or use /v1/completions",
-            param=chat.names.messages,
-            code="no_chat_template",
-        )
+        message = "this model has no chat template: start the server with --chat-template, or use /v1/completions"
+        raise InvalidRequest(message, param=chat.names.messages, code="no_chat_template")
     messages, functions = chat.messages, chat.calls.functions
     tools = [function.described() for function in functions]
     contents = chat.contents
@@ -208,7 +208,7 @@ def conversation(chat: Chat, served: ServedModel) -> tuple[ChatFormat, Sequence[
 
 
 def _thought(message: Mapping[str, Any]) -> str:
-    """The text of all thoughts of a message."""
+    """Return the text of all thoughts of a message."""
     parts = message.get(PARTS, ())
     return message.get(THOUGHT, "") + "".join(part.get("thinking", "") for part in parts)
 
@@ -222,7 +222,7 @@ def check_roles(chat: Chat, served: ServedModel) -> None:
 
 
 def _visible(chat: Chat, served: ServedModel) -> frozenset[str]:
-    """The control tokens that are part of the text: the marks of calls, and of a thought that is not apart."""
+    """Return the control tokens that are part of the text: the marks of calls, and of a thought that is not apart."""
     calls = style_of(served).control(served.tokenizer) if chat.calls.functions else frozenset()
     marks = served.reasoning
     if marks is None or chat.reasoning.apart:
@@ -231,7 +231,7 @@ def _visible(chat: Chat, served: ServedModel) -> frozenset[str]:
 
 
 def enforceable(constraint: Constraint | None, served: ServedModel) -> tuple[str | None, tuple[str, ...]]:
-    """The grammar of a constraint as text, and its fields. Raises InvalidRequest for a model without end tokens."""
+    """Return the grammar of a constraint, and its fields. Raises InvalidRequest for a model without end tokens."""
     if constraint is None:
         return None, ()
     if not served.defaults.eos_token_ids:
@@ -240,21 +240,14 @@ def enforceable(constraint: Constraint | None, served: ServedModel) -> tuple[str
     return constraint.serialized(), constraint.fields
 
 
-def _constraint(chat: Chat, served: ServedModel) -> Constraint | None:
-    """The constraint of the answer: calls, if functions may be called, or the client's structured output."""
-    if not chat.calls.functions:
-        return chat.constraint
-    return call_constraint(chat.calls, style_of(served), served.tokenizer, chat.constraint)
-
-
 def n_begin_tokens(tokens: list[int], tokenizer: Tokenizer) -> int:
-    """The number of tokens at the beginning that the tokenizer puts before every text."""
+    """Return how many of the first tokens are those that the tokenizer puts before every text."""
     begin = tokenizer.encode("", add_bos=True, parse_control=True)
     return len(begin) if tokens[: len(begin)] == begin else 0
 
 
 def truncated(tokens: list[int], n_begin: int, n_last: int | None, max_tokens: int, served: ServedModel) -> list[int]:
-    """The begin tokens and the end of the prompt, together `n_last` tokens (-1: as many as fit beside `max_tokens`)."""
+    """Cut a prompt to its begin tokens and its end, `n_last` tokens in all (-1: as many as fit beside `max_tokens`)."""
     limit = served.info.max_model_len
     if n_last is None:
         return tokens
@@ -266,8 +259,8 @@ def truncated(tokens: list[int], n_begin: int, n_last: int | None, max_tokens: i
 
 
 def check_size(texts: Sequence[str], param: str, served: ServedModel) -> None:
-    """Raise InvalidRequest for text that is too long for the context even if all its tokens are the longest ones."""
-    size, limit = _size(texts), served.max_prompt_bytes
+    """Raise InvalidRequest for texts that do not fit the context even if all their tokens are the longest ones."""
+    size, limit = _n_bytes(texts), served.max_prompt_bytes
     if size > limit:
         raise ContextExceeded(
             f"this model's context is {served.info.max_model_len} tokens, which hold at most {limit} bytes of text, "
@@ -279,8 +272,7 @@ def check_size(texts: Sequence[str], param: str, served: ServedModel) -> None:
         )
 
 
-def _size(texts: Sequence[str]) -> int:
-    """In bytes."""
+def _n_bytes(texts: Sequence[str]) -> int:
     return sum(len(text.encode()) for text in texts)
 
 

@@ -12,15 +12,17 @@ MAX_NUMBER = 2**31 - 1
 
 
 def choice(call: Call, name: str, allowed: Sequence[str], default: str) -> str:
-    """The value of a parameter. Raises InvalidRequest for one that is not allowed."""
-    value = call.request.query_params.get(name, default)
+    """Return the value of a parameter. Raises InvalidRequest for one that is not allowed."""
+    value = call.request.query_params.get(name)
+    if value is None:
+        return default
     if value not in allowed:
         raise InvalidRequest(f"{name} must be {either(allowed)}, or left out, got {quoted(value)}", param=name)
     return value
 
 
 def number(call: Call, name: str, default: int, *, least: int, most: int = MAX_NUMBER) -> int:
-    """The value of a parameter that is a whole number. Raises InvalidRequest for one outside the limits."""
+    """Return the value of a parameter that is a whole number. Raises InvalidRequest for one outside the limits."""
     text = call.request.query_params.get(name)
     if text is None:
         return default
@@ -28,11 +30,3 @@ def number(call: Call, name: str, default: int, *, least: int, most: int = MAX_N
     if not least <= value <= most:
         raise InvalidRequest(f"{name} must be a whole number from {least} to {most}, got {quoted(text)}", param=name)
     return value
-
-
-def several(call: Call, name: str, allowed: Sequence[str]) -> list[str]:
-    """All values of a parameter, which may be repeated, also with brackets. Raises InvalidRequest."""
-    values = [value for key in (name, f"{name}[]") for value in call.request.query_params.getlist(key)]
-    if (wrong := next((value for value in values if value not in allowed), None)) is not None:
-        raise InvalidRequest(f"{name} must be {either(allowed)}, got {quoted(wrong)}", param=name)
-    return values

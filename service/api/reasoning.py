@@ -22,11 +22,11 @@ TAIL_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class ReasoningOptions:
-    """What a request asks of the model's reasoning.
+    """Options of a request for the model's reasoning.
 
     `on`: think, or do not; None leaves it to the model. `effort` is from "minimal" to "max"; the model gets the nearest
     that it knows. `budget` is the limit for the tokens of the thought. `apart`: the thought is no part of the text.
-    `field` is the client's name of the field, for errors and notices; `also` are those of all that ask it to reason.
+    `field` is the client's name of the field, for errors and notices; `also` are the names of all such fields.
     """
 
     on: bool | None = None
@@ -38,48 +38,48 @@ class ReasoningOptions:
 
     @classmethod
     def of_effort(cls, effort: str | None, field: str, *, budget: int | None = None) -> "ReasoningOptions":
-        """The options of a field with an effort, in which "none" means no reasoning."""
+        """Return the options of a field with an effort, in which "none" means no reasoning."""
         on = None if effort is None else effort != "none"
         return cls(on, effort if on else None, budget, field=field)
 
 
-def ignored_reasoning(asked: ReasoningOptions, served: ServedModel) -> tuple[str, ...]:
-    """The client's names of the fields that ask a model without reasoning to reason."""
-    wants = asked.on or asked.effort or asked.budget
-    return tuple(dict.fromkeys((asked.field, *asked.also))) if served.reasoning is None and wants else ()
+def ignored_reasoning(options: ReasoningOptions, served: ServedModel) -> tuple[str, ...]:
+    """Return the client's names of the fields that tell a model without reasoning to reason."""
+    wants = options.on or options.effort or options.budget
+    return tuple(dict.fromkeys((options.field, *options.also))) if served.reasoning is None and wants else ()
 
 
-def reasoning_variables(asked: ReasoningOptions, served: ServedModel, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The variables of the chat format that turn reasoning on or off. Those that are given come first."""
+def reasoning_variables(options: ReasoningOptions, served: ServedModel, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the variables of the chat format that turn reasoning on or off. Those that are `given` take precedence."""
     if served.chat is None or served.reasoning is None:
         return dict(given)
     efforts = served.chat.efforts
-    effort = nearest(asked.effort, efforts) if asked.effort and efforts else asked.effort
-    on = True if asked.on is None and effort is not None else asked.on
+    effort = nearest(options.effort, efforts) if options.effort and efforts else options.effort
+    on = True if options.on is None and effort is not None else options.on
     return {**switched(served.chat.switches, efforts, on, effort), **given}
 
 
 def nearest(effort: str, efforts: tuple[str, ...]) -> str:
-    """The effort that the model knows at the least distance, the stronger of two. It is never "none"."""
-    wanted = EFFORTS.index(effort)
+    """Return the nearest effort that the model knows, the stronger of two. It is never "none"."""
+    place = EFFORTS.index(effort)
     known = [name for name in efforts if name in EFFORTS and name != "none"]
-    return min(known, key=lambda name: (abs(EFFORTS.index(name) - wanted), -EFFORTS.index(name)), default=effort)
+    return min(known, key=lambda name: (abs(EFFORTS.index(name) - place), -EFFORTS.index(name)), default=effort)
 
 
-def budget_of(asked: ReasoningOptions, served: ServedModel) -> int | None:
-    """The limit for the tokens of the thought, None without."""
-    if asked.budget is not None:
-        return asked.budget
+def budget_of(options: ReasoningOptions, served: ServedModel) -> int | None:
+    """Return the limit for the tokens of the thought; None: no limit."""
+    if options.budget is not None:
+        return options.budget
     switches = served.chat.switches if served.chat else frozenset()
-    if asked.on is False:
+    if options.on is False:
         return None if switches else 0
-    if asked.effort is not None and EFFORT not in switches:
-        return EFFORT_BUDGETS.get(asked.effort, served.reasoning_budget)
+    if options.effort is not None and EFFORT not in switches:
+        return EFFORT_BUDGETS.get(options.effort, served.reasoning_budget)
     return served.reasoning_budget
 
 
 def reasoning_of(
-    asked: ReasoningOptions,
+    options: ReasoningOptions,
     served: ServedModel,
     prompt: list[int],
     last_words: str,
@@ -87,13 +87,13 @@ def reasoning_of(
     continues: bool,
     constrained: bool,
 ) -> Reasoning | None:
-    """The marks of the thought in the answer to a prompt. `last_words` are those of the last message.
+    """Return the marks of the thought in the answer to a prompt. `last_words` are those of the last message.
 
     `continues`: the answer continues that message. `constrained`: it follows the client's grammar.
     None for a model without reasoning, and for structured output with the thought in its text: the client's grammar
     then holds from the first token, and leaves no place for a thought.
     """
-    marks, apart = served.reasoning, asked.apart
+    marks, apart = served.reasoning, options.apart
     if marks is None or (constrained and not apart):
         return None
     opening, closing = (served.tokenizer.control.get(mark) for mark in (marks.opening, marks.closing))
@@ -105,7 +105,7 @@ def reasoning_of(
 
 
 def _phase_of_tokens(prompt: list[int], opening: int, closing: int, tokenizer: Tokenizer, *, continues: bool) -> Phase:
-    """Where a prompt ends whose marks are control tokens. No text of a message is such a token.
+    """Return where a prompt ends whose marks are control tokens. No text of a message is such a token.
 
     The last mark says it where the answer continues a message. Otherwise that mark is of an earlier answer, unless
     nothing but white space follows it.
@@ -120,7 +120,7 @@ def _phase_of_tokens(prompt: list[int], opening: int, closing: int, tokenizer: T
 
 
 def _phase_of_text(marks: Marks, served: ServedModel, prompt: list[int], content: str, *, continues: bool) -> Phase:
-    """Where a prompt ends whose marks are text. Templates may open the thought, or write an empty one.
+    """Return where a prompt ends whose marks are text. Templates may open the thought, or write an empty one.
 
     `content` is the last message. In a message that the answer continues, only a mark at the beginning opens a thought.
     """
@@ -136,12 +136,12 @@ def _phase_of_text(marks: Marks, served: ServedModel, prompt: list[int], content
 
 
 def with_thought(
-    reasoning: Reasoning | None, asked: ReasoningOptions, served: ServedModel, grammar: str | None
+    reasoning: Reasoning | None, options: ReasoningOptions, served: ServedModel, grammar: str | None
 ) -> str | None:
-    """The grammar of an answer that may begin with a thought; `grammar` is that of its text."""
+    """Return the grammar of an answer that may begin with a thought; `grammar` is that of its text."""
     if reasoning is None:
         return grammar
-    budget = budget_of(asked, served)
+    budget = budget_of(options, served)
     over = reasoning.phase == "after"
     # after a thought only a control token could open another one, and no client's grammar allows it
     if over and (reasoning.opening is None or grammar is not None):
@@ -149,8 +149,8 @@ def with_thought(
     if budget is None and (grammar is None or over):
         return grammar
     if not served.defaults.eos_token_ids:
-        message = f"{asked.field} with a budget needs a model with an end token, and this one has none"
-        raise InvalidRequest(message, param=asked.field)
+        message = f"{options.field} with a budget needs a model with an end token, and this one has none"
+        raise InvalidRequest(message, param=options.field)
     marks = reasoning.marks
     phase: Literal["before", "inside", "answer"] = "answer" if reasoning.phase == "after" else reasoning.phase
     return Thinking(marks.opening, marks.closing, phase, budget, grammar).to_json()

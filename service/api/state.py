@@ -17,7 +17,7 @@ from service.state.store import Store
 from service.structured.constraint import Grammars
 
 LARGE_BODIES = 16
-"""As many of the largest bodies may be in memory while they are read and parsed."""
+"""The limit for bodies of the largest size that are in memory while they are read and parsed."""
 RETRY_SECONDS = 1
 
 

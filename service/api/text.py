@@ -20,7 +20,7 @@ from service.structured.constraint import Constraint
 class Text:
     """Prompts to continue, each as text or as token ids. With a `suffix` the answer fills the gap before it.
 
-    `max_tokens` None means what the prompt leaves of the context. `logprobs` is the number of alternatives for each
+    `max_tokens` None: as many as the prompt leaves of the context. `logprobs` is the number of alternatives for each
     token (None: no logprobs). `echoes`: the answer begins with the prompt. `n_best` of the choices are returned (None:
     all).
     """
@@ -41,12 +41,13 @@ def text_request(text: Text, served: ServedModel) -> ModelRequest:
     options, max_tokens = text.options, text.max_tokens
     grammar, fields = enforceable(text.constraint, served)
     encoded = [_encoded(prompt, text, 1 if max_tokens is None else max_tokens, served) for prompt in text.prompts]
+    left = served.info.max_model_len - max(len(item.tokens) for item in encoded)
     ranked = text.n_best is not None and options.n > text.n_best
     scored = (options.prompt_logprobs, text.logprobs if text.echoes else None)
     params = sampling(
         options,
         served,
-        max_tokens=_what_is_left(encoded, served) if max_tokens is None else max_tokens,
+        max_tokens=left if max_tokens is None else max_tokens,
         logprobs=0 if ranked and text.logprobs is None else text.logprobs,
         prompt_logprobs=max((count for count in scored if count is not None), default=None),
         grammar=grammar,
@@ -72,13 +73,8 @@ class Encoded(NamedTuple):
     text: str | None
 
 
-def _what_is_left(prompts: Sequence[Encoded], served: ServedModel) -> int:
-    """Return the number of tokens that the longest prompt leaves of the context."""
-    return served.info.max_model_len - max(len(prompt.tokens) for prompt in prompts)
-
-
 def _encoded(prompt: str | list[int], text: Text, max_tokens: int, served: ServedModel) -> Encoded:
-    """Return the prompt, cut if the request says so, with space for `max_tokens` tokens after it."""
+    """Encode a prompt, and cut it if the request says so, with a place for `max_tokens` tokens after it."""
     whole = _spelled(prompt, text.suffix, served) if isinstance(prompt, str) else prompt
     n_begin = n_begin_tokens(whole, served.tokenizer) if isinstance(prompt, str) else 0
     tokens = truncated(whole, n_begin, text.options.truncate_prompt_tokens, max_tokens, served)
@@ -95,21 +91,19 @@ def _echo(encoded: Encoded, text: Text, served: ServedModel) -> Echo:
 
 
 def fills_gaps(tokenizer: Tokenizer) -> bool:
-    """Return whether it has the tokens that stand before the two sides of a gap."""
+    """Return whether a tokenizer has the tokens that stand before the two sides of a gap."""
     return {"[SUFFIX]", "[PREFIX]"} <= tokenizer.control.keys()
 
 
 def _spelled(prompt: str, suffix: str | None, served: ServedModel) -> list[int]:
-    """Return the token ids of a prompt. A suffix comes before it, as in mistral-common's fill-in-the-middle."""
+    """Return token ids of a prompt. A suffix comes before it, as in mistral-common's fill-in-the-middle."""
     if not suffix:
         return encode_text(served, prompt)
     check_size([prompt, suffix], "suffix", served)
     tokenizer = served.tokenizer
     if not fills_gaps(tokenizer):
-        message = (
-            f"suffix needs a model with the tokens [SUFFIX] and [PREFIX]; this model has none, got {quoted(suffix)}"
-        )
-        raise InvalidRequest(message, param="suffix")
+        needs = "suffix needs a model with the tokens [SUFFIX] and [PREFIX]"
+        raise InvalidRequest(f"{needs}; this model has none, got {quoted(suffix)}", param="suffix")
     return [
         *tokenizer.encode("", add_bos=True, parse_control=True),
         tokenizer.control["[SUFFIX]"],

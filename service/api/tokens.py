@@ -22,7 +22,7 @@ from service.schema.tools import OfferBody
 
 
 class ApplyTemplateBody(ModelBody, TemplateBody, OfferBody):
-    """`POST /apply-template`."""
+    """The request body of `POST /apply-template`."""
 
     harmless = only(chat_template=())
     messages: Items[Message] = Field(max_length=MAX_ITEMS, description="At least one.")
@@ -35,14 +35,14 @@ class ApplyTemplateBody(ModelBody, TemplateBody, OfferBody):
 
 
 class TokenizeBody(ModelBody, TemplateBody, OfferBody):
-    """`POST /tokenize`: a prompt as completions take it, or messages as chat takes them."""
+    """The request body of `POST /tokenize`: a prompt as completions take it, or messages as chat takes them."""
 
     harmless = only(**ApplyTemplateBody.harmless, parse_special=(True,))
     prompt: str | None = optional("A text. A request has one of `prompt`, `content` and `messages`.")
     content: str | None = optional("A text, as in llama.cpp's server: `add_special` replaces `add_special_tokens`.")
     messages: Items[Message] | None = optional("At least one.", max_length=MAX_ITEMS)
-    add_special_tokens: bool | None = optional("Adds the model's begin token before the prompt. Default: true.")
-    add_special: bool | None = optional("Adds the model's begin token before the content. Default: false.")
+    add_special_tokens: bool | None = optional("Put the model's begin token before the prompt. Default: true.")
+    add_special: bool | None = optional("Put the model's begin token before the content. Default: false.")
     return_token_strs: bool | None = optional("The answer also has `token_strs`, the name of each token.")
     with_pieces: bool | None = optional(
         "Each of `tokens` is an object with its id and its text. A piece that is not UTF-8 is a list of bytes."
@@ -68,7 +68,7 @@ class TokenizeBody(ModelBody, TemplateBody, OfferBody):
 
 
 class DetokenizeBody(ModelBody):
-    """`POST /detokenize`."""
+    """The request body of `POST /detokenize`."""
 
     tokens: TokenIds = Field(description="Token ids, at most as many as the context holds.")
 
@@ -175,7 +175,7 @@ def described(tokens: list[int], body: TokenizeBody, served: ServedModel) -> Tok
 
 
 def piece(token: int, tokenizer: Tokenizer) -> str | list[int]:
-    """A token's text, or its bytes where they are not UTF-8, as llama.cpp has it."""
+    """Return a token's text, or its bytes where they are not UTF-8, as llama.cpp has it."""
     data = tokenizer.piece(token)
     try:
         return data.decode() or tokenizer.name(token)
@@ -201,12 +201,11 @@ def chat_of(messages: Sequence[Message], body: TokenizeBody | ApplyTemplateBody)
 
 
 def text_of(tokens: list[int], served: ServedModel) -> Detokenized:
-    """Raises InvalidRequest or ParameterError for more ids than the context, or foreign ones."""
+    """Return the text of ids. Raises InvalidRequest or ParameterError for more than the context, or unknown ones."""
     limit = served.info.max_model_len
     if len(tokens) > limit:
-        raise InvalidRequest(
-            f"tokens takes at most {limit} ids, the model's context, got {len(tokens)}", param="tokens"
-        )
+        message = f"tokens takes at most {limit} ids, the model's context, got {len(tokens)}"
+        raise InvalidRequest(message, param="tokens")
     check_ids("tokens", tokens, served.info.vocab_size)
     text = served.tokenizer.decode(tokens, keep_control=True)
     return {"prompt": text, "content": text}

@@ -15,7 +15,7 @@ from service.media.source import Source, of_base64
 MAX_FILES = 16
 NOT_FETCHED = "Noria never fetches audio: send the file in base64"
 MAX_SECONDS = 3600
-"""The longest audio that the process has memory for. The limit of a model is often lower: its context."""
+"""The longest audio for which the process has memory. The context of a model is often a lower limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class DecodedAudio:
 
 
 def read_audio(text: str, param: str) -> Source:
-    """The file in base64 `text`, or in a data URL. `param` names its field. Raises InvalidRequest.
+    """Read the file in base64 `text`, or in a data URL. `param` names its field. Raises InvalidRequest.
 
     The content alone decides how it is decoded.
     """
@@ -42,7 +42,7 @@ def read_audio(text: str, param: str) -> Source:
 
 
 def limited(info: RunnerInfo) -> MelFormat:
-    """What a model that hears reads, and the seconds that its context holds."""
+    """Return the format that a model that hears reads, with the seconds that its context holds."""
     assert info.audio is not None, "a model without an audio encoder hears nothing"
     seconds = info.audio.max_seconds(info.max_model_len)
     return MelFormat(info.audio.n_mels, min(MAX_SECONDS, int(seconds)))
@@ -52,15 +52,20 @@ class Audios(Media[AudioProcess, MelFormat, DecodedAudio]):
     """The audio of all requests. The files of a request may last as long together as one may."""
 
     def __init__(
-        self,
-        on_restart: Callable[[], None] = lambda: None,
-        on_decoded: Callable[[float], None] = lambda seconds: None,
+        self, on_restart: Callable[[], None] = lambda: None, on_decoded: Callable[[float], None] = lambda seconds: None
     ) -> None:
-        kind = Kind("audio", "audio files", MAX_FILES, start, decoded, lambda audio: len(audio.inputs))
+        kind = Kind(
+            "audio",
+            "audio files",
+            MAX_FILES,
+            lambda patient: AudioProcess(MAX_SECONDS, patient=patient),
+            decoded,
+            lambda audio: len(audio.inputs),
+        )
         super().__init__(kind, on_restart, on_decoded)
 
     async def decode(self, sources: Sequence[Source], format: MelFormat, owner: str = "") -> list[DecodedAudio]:
-        """As that of other media. No file is decoded before the headers of all say how long they are together."""
+        """Decode as other media do. No file is decoded before the headers of all say how long they are together."""
         if len(sources) > 1:
             await super().decode(sources, replace(format, n_mels=0), owner)
         return await super().decode(sources, format, owner)
@@ -73,13 +78,8 @@ class Audios(Media[AudioProcess, MelFormat, DecodedAudio]):
             raise InvalidRequest(f"the audio up to {last} lasts {seconds:.1f} s; {limit}", param=last)
 
 
-def start(patient: bool) -> AudioProcess:
-    """A process that decodes audio."""
-    return AudioProcess(MAX_SECONDS, patient=patient)
-
-
 def decoded(process: AudioProcess, data: bytes, format: MelFormat) -> DecodedAudio:
-    """The spectrum of an audio file, with the digests of its chunks. Raises AudioError and ProcessLost."""
+    """Decode an audio file to its spectrum, with the digests of its chunks. Raises AudioError and ProcessLost."""
     mel = process.decode(data, format)
     n_bytes = len(mel.data) // max(1, mel.n_chunks)
     chunks = (memoryview(mel.data)[n * n_bytes : (n + 1) * n_bytes] for n in range(mel.n_chunks))

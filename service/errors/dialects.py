@@ -75,12 +75,8 @@ def _anthropic(error: ApiError) -> AnthropicError:
     return {"type": "error", "error": about}
 
 
-def _ollama(error: ApiError) -> OllamaError:
-    return {"error": error.message}
-
-
 def _exceeded(error: ContextExceeded) -> str:
-    """Anthropic's words, in which clients find the numbers: they then send less, or compact the conversation."""
+    """Return Anthropic's words, in which clients find the numbers: they then send less, or compact the conversation."""
     if error.prompt >= error.limit:
         most = min(error.limit, error.prompt - 1)  # a full context leaves no token for the answer
         return f"prompt is too long: {'at least ' * error.bound}{error.prompt} tokens > {most} maximum"
@@ -92,13 +88,13 @@ def _exceeded(error: ContextExceeded) -> str:
 
 OPENAI = Dialect(_openai, OpenAIError)
 ANTHROPIC = Dialect(_anthropic, AnthropicError, key_header="x-api-key")
-OLLAMA = Dialect(_ollama, OllamaError, stream=LINES, any_type=True)
+OLLAMA = Dialect(lambda error: {"error": error.message}, OllamaError, stream=LINES, any_type=True)
 SHARED = replace(OPENAI, key_header=ANTHROPIC.key_header)
 """OpenAI's conventions, on endpoints that Anthropic's clients call too."""
 
 
 def error_response(error: Exception, dialect: Dialect) -> Response:
-    """The response to a request that failed before its stream began."""
+    """Return the response to a request that failed before its stream began."""
     failure = as_api_error(error)
     retry = {"x-should-retry": "false"} if failure.status in FINAL else {}
     return Response(orjson.dumps(dialect.write(failure)), failure.status, failure.headers | retry, "application/json")

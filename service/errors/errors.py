@@ -37,13 +37,13 @@ log = logging.getLogger("noria.api")
 EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC}
 """Errors of a system that has no more descriptors, memory, processes or disk."""
 MAX_NAMED = 8
-"""As many names of models are in the message of a 404."""
+"""The limit for names of models in the message of a 404."""
 
 
 class ApiError(Exception):
     """An error with the message for its client. `param` names the wrong field, `code` is for programs.
 
-    For the log: `limit_name` is the flag, or the field of the key's entry, of the limit, `model` the unknown one.
+    For the log: `limit_name` is the flag of the limit, or the field of the key's entry; `model` is the unknown one.
     """
 
     status = 500
@@ -66,7 +66,7 @@ class ApiError(Exception):
 
     @property
     def type(self) -> str:
-        """The kind of error, in OpenAI's words."""
+        """Return the kind of error, in OpenAI's words."""
         return STATUSES[self.status].type
 
 
@@ -217,7 +217,7 @@ class HttpError(ApiError):
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """The error that a client receives for an exception. Of an unexpected one only the log has the details."""
+    """Return the error that a client receives for an exception. Of an unexpected one only the log has the details."""
     match error:
         case ApiError():
             return error

@@ -1,4 +1,4 @@
-"""Answers to requests that no route takes: the path, or the method, that was probably meant, or why there is none."""
+"""Answers to requests that no route takes. They name the path or the method that was probably meant, or the reason."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -39,14 +39,14 @@ NEVER: Mapping[str, str] = {
     "/api/copy": "copies no model: an alias of --models, or --served-model-name, gives it another name",
     "/api/delete": f"deletes no model for a client: run noria rm NAME {WHERE}",
 }
-"""Paths of Ollama's API that change the models of a machine -> what this server does. They are always a 403."""
+"""Paths of Ollama's API that change the models of a machine -> the words of the 403 that they always get."""
 VERSION = re.compile("^(/v[0-9]+)?/")
 
 
 class Hints:
     """The hints for these routes: their paths and methods. Each is made in less than a millisecond, whatever the path.
 
-    `prefix` is before each path that they name: clients use it behind a reverse proxy.
+    Each path that they name begins with `prefix`, which clients use behind a reverse proxy.
     """
 
     def __init__(self, routes: Iterable[tuple[str, tuple[str, ...]]], prefix: str = "") -> None:
@@ -71,12 +71,12 @@ class Hints:
         return HttpError(error.status_code, message, headers)
 
     def _taken(self, path: str) -> list[str]:
-        """The methods of all routes with this path. Starlette names those of the first route only."""
+        """Return the methods of all routes with this path. Starlette names those of the first route only."""
         found = (methods for known, methods in self._methods.items() if pattern(known).fullmatch(path))
         return [method for methods in found for method in methods]
 
     def meant(self, path: str) -> str | None:
-        """The route that a path was probably meant to be."""
+        """Return the route that a path was probably meant to be."""
         plain = re.sub("/+", "/", path[: MAX_MEANT_CHARS + 1].lower()).rstrip("/")
         if not plain or len(plain) > MAX_MEANT_CHARS:
             return None
@@ -89,5 +89,5 @@ class Hints:
 
 
 def pattern(path: str) -> re.Pattern[str]:
-    """The paths of a route such as /v1/requests/{id}."""
+    """Return the pattern of the paths of a route such as /v1/requests/{id}."""
     return re.compile(re.sub(r"\\{.*?\\}", ".+", re.escape(path)))

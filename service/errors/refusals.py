@@ -1,4 +1,4 @@
-"""What a client is told of a body that is not valid: one field, its value and its limit, in the words of JSON."""
+"""The refusal of a body that is not valid. It names one field, its value and its limit, in the words of JSON."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from service.errors.wording import SAME, either, elsewhere, meant
 
 MAX_PARAM_CHARS = 256
 MAX_KEYS = 64
-"""As many fields of an object are compared with the name of one that is missing."""
+"""The limit for fields of an object that are compared with the name of a missing one."""
 KINDS: Mapping[str, str] = {
     "string_type": "a string",
     "list_type": "an array",
@@ -41,7 +41,7 @@ class Line(NamedTuple):
 
 
 def invalid_body(error: ValidationError, body: Any) -> InvalidRequest:
-    """The first error that pydantic found in the JSON `body`. There are few errors: see `fields.Items`."""
+    """Return the first error that pydantic found in the JSON `body`. There are few errors: see `fields.Items`."""
     found = error.errors(include_url=False)
     lines = [Line(line["type"], line["loc"], line["msg"], line["input"], line.get("ctx", {})) for line in found]
     if lines[0].type == "json_invalid":
@@ -62,7 +62,7 @@ def invalid_body(error: ValidationError, body: Any) -> InvalidRequest:
 
 
 def _missing(place: str, name: str, parent: Any) -> InvalidRequest:
-    """The refusal of an object without a field that it needs; its name may be misspelt, or that of another API."""
+    """Refuse an object without a field that it needs; its name may be misspelt, or that of another API."""
     path = _joined(place, name)
     given = [*map(str, islice(parent, MAX_KEYS))] if isinstance(parent, dict) else []
     near = meant(name, given) or next((other for other in given if elsewhere(other, [name]) == name), None)
@@ -74,7 +74,7 @@ def _missing(place: str, name: str, parent: Any) -> InvalidRequest:
 
 
 def _unsupported(place: str, line: Line) -> InvalidRequest:
-    """The refusal of `fields.unsupported`, whose message may begin with the name of the field."""
+    """Return the refusal of `fields.unsupported`, whose message may begin with the name of the field."""
     name = line.context.get("param", "")
     between = "." if name and line.msg.startswith(f"{name} ") else ": " if name else " "
     message = f"{place}{between}{line.msg}" if place else line.msg
@@ -83,7 +83,7 @@ def _unsupported(place: str, line: Line) -> InvalidRequest:
 
 
 def unknown_fields(names: Sequence[str], more: bool, known: Sequence[str], harmless: Sequence[str] = ()) -> str:
-    """The message for unknown fields, each with the known one that is probably meant. `more`: there are others.
+    """Return the message for unknown fields, each with the known one that is probably meant. `more`: there are others.
 
     A field without effect (`harmless`) is suggested only for a name that is almost the same.
     """
@@ -97,7 +97,7 @@ def unknown_fields(names: Sequence[str], more: bool, known: Sequence[str], harml
 
 
 def in_quotes(name: str) -> str:
-    """A client's name of a field, on one line and short."""
+    """Return a client's name of a field, on one line and short."""
     return f"'{quoted(name)[1:].removesuffix(chr(34))}'"
 
 
@@ -106,7 +106,7 @@ def _joined(place: str, name: str) -> str:
 
 
 def _place(line: Line, body: Any) -> str:
-    """The path of the value in the body, such as "messages[0].content"."""
+    """Return the path of the value in the body, such as "messages[0].content"."""
     path = ""
     for part in line.loc:
         if _has(body, part):
@@ -122,10 +122,10 @@ def _has(value: Any, part: str | int) -> bool:
 
 
 def _chosen(lines: Sequence[Line], at: int, value: Any) -> Sequence[Line]:
-    """The lines to report of those that share `loc[:at]`: one, or one for each kind that the value could have.
+    """Return the lines to report of those that share `loc[:at]`: one, or one for each kind that the value could have.
 
-    Of a union they are those of the member that the value was probably meant to be: the one of its `type`, or the one
-    in which the error lies deeper. `value` is the JSON at `loc[:at]`.
+    In a union they belong to the member that the client probably meant: the one with the value's `type`, or the one in
+    which the error lies deeper. `value` is the JSON at `loc[:at]`.
     """
     first = lines[0]
     while at < len(first.loc) and _has(value, first.loc[at]):
@@ -146,7 +146,7 @@ def _chosen(lines: Sequence[Line], at: int, value: Any) -> Sequence[Line]:
 
 
 def _of_other_type(line: Line, at: int) -> bool:
-    """Whether the field `type` says that the value is not this member of the union at `loc[:at]`."""
+    """Return whether the field `type` says that the value is not this member of the union at `loc[:at]`."""
     return line.loc[at + 1 :] == ("type",) and line.type in ("literal_error", "missing")
 
 
@@ -155,12 +155,11 @@ def _of_other_kind(line: Line, at: int) -> bool:
 
 
 def _literals(lines: Sequence[Line]) -> Sequence[str]:
-    """The values that are allowed."""
     return list(dict.fromkeys(name for line in lines for name in LITERAL.findall(line.context.get("expected", ""))))
 
 
 def _rule(lines: Sequence[Line]) -> str:
-    """What the value must do, as the end of a sentence with "must"."""
+    """Return what the value must do, as the end of a sentence with "must"."""
     kinds = dict.fromkeys(KINDS[line.type] for line in lines if line.type in KINDS)
     literals = _literals([line for line in lines if line.type == "literal_error"])
     if kinds or literals:
@@ -176,6 +175,6 @@ def _rule(lines: Sequence[Line]) -> str:
 
 
 def _got(line: Line) -> str:
-    """The value, or the length of an array with too many or too few items."""
+    """Return the value, or the length of an array with too many or too few items."""
     length = line.context.get("actual_length")
     return str(length) if isinstance(length, int) else quoted(line.input)

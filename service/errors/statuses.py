@@ -1,4 +1,4 @@
-"""The statuses of all errors, with what each reader says of them: all dialects, OpenAPI, and refused connections."""
+"""The statuses of all errors, with the words of each reader: all dialects, OpenAPI, and refused connections."""
 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
@@ -60,9 +60,7 @@ STATUSES: Mapping[int, Status] = {
         "bodies",
         "The queue is full, or a limit of the key is reached; try again after `retry-after` seconds.",
     ),
-    431: Status(
-        INVALID, INVALID, "declared", "The head of the request is too large.", "header_fields_too_large", "too_large"
-    ),
+    431: Status(INVALID, INVALID, "declared", "The head is too large.", "header_fields_too_large", "too_large"),
     500: Status("server_error", "api_error", "keyed", "The server failed."),
     503: Status(
         "service_unavailable_error",

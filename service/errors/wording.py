@@ -16,13 +16,13 @@ OTHER_INITIAL = 0.8
 
 
 def either(values: Iterable[Any]) -> str:
-    """Values as JSON, with "or" before the last."""
+    """Join values as JSON, with "or" before the last."""
     *others, last = map(quoted, values)
     return f"{', '.join(others)} or {last}" if others else last
 
 
 def meant(name: str, known: Iterable[str], likeness: float = LIKENESS) -> str | None:
-    """The known name that `name` is probably meant to be. Case, `_` and `-` do not count."""
+    """Return the known name that `name` is probably meant to be. Case, `_` and `-` do not count."""
     if len(name) > MAX_MEANT_CHARS:
         return None
     plain = {_plain(other): other for other in known}
@@ -67,5 +67,5 @@ MEANINGS: Mapping[str, tuple[str, ...]] = {
 
 
 def elsewhere(name: str, known: Collection[str]) -> str | None:
-    """The place in a body with the `known` fields that has the meaning of a name from elsewhere."""
+    """Return the place in a body with the `known` fields that has the meaning of a name from elsewhere."""
     return next((place for place in MEANINGS.get(name, ()) if place.partition(".")[0] in known), None)

@@ -39,7 +39,7 @@ class Adapter:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def seen(self) -> "Adapter":
-        """Return it with the present state of its files; "" for files that cannot be seen, which the engine refuses."""
+        """Return it with the present state of its files; "" if they cannot be read: the engine refuses them."""
         files, stamped = files_state(self.path), ""
         with suppress(OSError):
             stamped = stamp(adapter_files(self.path))
@@ -50,8 +50,8 @@ class Adapters:
     """The adapters by name: those that are `given` at the start, and those that are loaded later.
 
     An adapter that is unloaded has no name any more. The engine has it until the last request that uses it has ended,
-    even if another engine has to compute that request. An engine that serves has read the adapters of its options. So a
-    later one can read those whose files are the same, and no adapter prevents its start.
+    even if another engine has to compute that request. An engine that serves has read the adapters of its options: a
+    later engine can read those whose files are the same, and no adapter prevents its start.
     """
 
     def __init__(self, client: EngineClient, given: Iterable[Adapter]) -> None:
@@ -73,7 +73,7 @@ class Adapters:
 
     @property
     def numbered(self) -> dict[int, str]:
-        """The names by number."""
+        """Return the names by number."""
         return {adapter.number: name for name, adapter in self._named.items()}
 
     def find(self, name: str) -> Adapter | None:

@@ -28,13 +28,12 @@ class Scored:
 
 
 class Delta(NamedTuple):
-    """What one update adds to a choice.
+    """The part of a choice that one update adds.
 
-    The first delta has `prompt_tokens` and `prompt_logprobs` (of all tokens but the first), if the request wants them.
-    The last has `finish` ("stop", "length", "repetition", "timeout" or "abort"), the stop string or the request's own
-    stop token that ended the text, and the `embedding`.
-    `thought` is text of the reasoning before the answer. `tokens` are generated ids, if the request wants them.
-    `progress` comes during prefill, before the first token.
+    The first delta has `prompt_tokens` and `prompt_logprobs` (of all tokens but the first), if they are requested. The
+    last has `finish` ("stop", "length", "repetition", "timeout" or "abort"), the stop string or the request's own stop
+    token that ended the text, and the `embedding`. `thought` is text of the reasoning before the answer. `tokens` are
+    generated ids, if they are requested. `progress` comes during prefill, before the first token.
     """
 
     text: str = ""
@@ -51,7 +50,7 @@ class Delta(NamedTuple):
 
     @property
     def stop_reason(self) -> str | int | None:
-        """What of the request ended the text: a stop string, one of `stop_token_ids`, or vLLM's word for repetition."""
+        """Return the stop string or the request's stop token that ended the text, or vLLM's word for repetition."""
         if self.finish == "repetition":
             return "repetition_detected"
         return self.stop_token if self.stop is None else self.stop
@@ -62,7 +61,7 @@ class Delta(NamedTuple):
 
 
 def joined(deltas: Sequence[Delta]) -> Delta:
-    """One delta with the content of successive deltas of a choice."""
+    """Join successive deltas of a choice."""
     return Delta(
         "".join(delta.text for delta in deltas),
         tuple(item for delta in deltas for item in delta.scored),
@@ -79,7 +78,7 @@ def joined(deltas: Sequence[Delta]) -> Delta:
 
 
 class Choice:
-    """One sequence. `index` is its index in the answer, and `submit` what its prompt is, without inputs."""
+    """One sequence. `index` is its index in the answer, and `submit` has its prompt, without inputs."""
 
     def __init__(
         self,
@@ -110,16 +109,16 @@ class Choice:
 
     @property
     def n_thought(self) -> int:
-        """The number of tokens of its thought so far."""
+        """Return the number of tokens of its thought so far."""
         return 0 if isinstance(self._text, TextStream) else self._text.n_thought
 
     @property
     def mean_logprob(self) -> float:
-        """The mean over all generated tokens. It needs `SamplingParams.logprobs`."""
+        """Return the mean over all generated tokens. It needs `SamplingParams.logprobs`."""
         return self._total_logprob / max(1, self.n_generated)
 
     def absorb(self, update: Update) -> Delta:
-        """The delta of an update. At a stop string the sequence ends, and the engine aborts it."""
+        """Return the delta of an update. At a stop string the sequence ends, and the engine aborts it."""
         if update.finish == "error":
             if update.failure is not None and update.fault is None:
                 fields = self._request.grammar_fields
@@ -146,7 +145,7 @@ class Choice:
         return delta if opening is None else joined((opening, delta))
 
     def _progress(self, processed: int) -> dict[str, int]:
-        """Counts of prompt tokens with llama.cpp's names: all, from the cache, and processed so far."""
+        """Return counts of prompt tokens with llama.cpp's names: all, from the cache, and processed so far."""
         return {"total": len(self.submit.prompt), "cache": self._cached, "processed": processed}
 
     def _push(self, update: Update) -> bool:
@@ -168,7 +167,7 @@ class Choice:
         return ended
 
     def _score(self, starts: Sequence[int], *, end: bool) -> tuple[Scored, ...]:
-        """The tokens whose text goes out; at an `end` without a stop string, also the stop token."""
+        """Return the tokens whose text goes out; at an `end` without a stop string, also the stop token."""
         offset = self._offset
         scored = [_scored(self._waiting.popleft(), offset + start) for start in starts]
         if end and self._waiting:
@@ -176,7 +175,7 @@ class Choice:
         return tuple(scored)
 
     def _open(self) -> Delta:
-        """The delta before the first token: the results for the prompt that the request has requested."""
+        """Return the delta before the first token: the requested results for the prompt."""
         self._opened = True
         text = "" if self._echo is None else self._echo.text
         self._offset = len(text)

@@ -1,4 +1,4 @@
-"""The table of finish reasons: for each the word of every API, and what the terminal says of an incomplete answer."""
+"""The table of finish reasons: for each the word of every API, and the terminal's note on an incomplete answer."""
 
 from typing import NamedTuple
 
@@ -9,8 +9,8 @@ CALLS = "tool_calls"
 class Finish(NamedTuple):
     """A finish reason of completions and chat.
 
-    `anthropic` is its `stop_reason`; None: no answer of that API ends so. `responses` is the reason of an incomplete
-    response, `note` what is said of an incomplete answer; both are empty for a complete one.
+    `anthropic` is its `stop_reason`; None: no answer of that API ends in this way. `responses` is the reason of an
+    incomplete response, `note` the note on an incomplete answer; both are empty for a complete one.
     Anthropic's API has no word for a repetition, and a client that reads `max_tokens` would continue it.
     """
 

@@ -1,9 +1,9 @@
-"""The served model, one request to it as the engine needs it, and what the request has used: tokens and time."""
+"""One request to a model, as the engine needs it."""
 
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from model.media import MediaSpan
 from model.sampling_params import SamplingParams
@@ -14,8 +14,6 @@ from service.engine.messages import Submit
 from service.generation.served import ServedModel
 from service.generation.thinking import Reasoning
 from service.schema.options import Options
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ class ModelRequest:
 
     @property
     def n(self) -> int:
-        """The number of choices for each prompt."""
+        """Return the number of choices for each prompt."""
         return self.submits[0].n
 
     @property
@@ -96,7 +94,7 @@ def sampling(options: Options, served: ServedModel, **limits: Any) -> SamplingPa
 
 
 def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Token ids of each bad word, spelled at the beginning of a word and inside a word."""
+    """Return the token ids of each bad word, spelled at the beginning of a word and inside a word."""
     found: dict[tuple[int, ...], None] = {}
     for word in words:
         bare = word.lstrip(" ")

@@ -25,9 +25,9 @@ class ServedModel:
 
     Requests may use any of `names`; answers have the first. `chat` is None without a chat format.
 
-    `reasoning` are the marks of thoughts, None for a model without reasoning. `reasoning_budget` is the default for
-    the tokens of a thought, and `repetition_detection` that of a request. `description` is what its users should know.
-    `source` is where its files are, and their stamp when they were loaded; None: not known.
+    `reasoning` are the marks of thoughts, None for a model without reasoning. `reasoning_budget` is the default for the
+    tokens of a thought, and `repetition_detection` that of a request. `description` has facts for users. `source` is
+    the path of the model's files, and their stamp when they were loaded; None: not known.
     `fingerprint` is the `system_fingerprint` of answers. Raises ModelError for defaults that no request could use.
     """
 
@@ -62,12 +62,12 @@ class ServedModel:
 
     @property
     def adapter_number(self) -> int:
-        """The number of the adapter in the engine, 0 for none."""
+        """Return the number of the adapter in the engine, 0 for none."""
         return 0 if self.adapter is None else self.adapter.number
 
     @property
     def media_roles(self) -> Mapping[str, frozenset[str]]:
-        """The roles whose messages may have images or audio; no key for what the model does not take."""
+        """Return the roles whose messages may have images or audio; no key for what the model does not take."""
         if self.chat is None:
             return {}
         unwritten = {"tool"} if self.chat.call_style is None else set()  # results are then told as text
@@ -77,12 +77,12 @@ class ServedModel:
 
     @property
     def max_prompt_bytes(self) -> int:
-        """A text with more bytes than this has more tokens than the context."""
+        """Return the number of bytes beyond which a text has more tokens than the context."""
         return self.info.max_model_len * self.longest_piece
 
 
 def fingerprint(info: RunnerInfo, adapter: Adapter | None = None) -> str:
-    """A name for all that answers depend on besides the request: version, scheme, and a hash of weights and backend.
+    """Return a name for all that answers depend on besides the request: version, scheme, a hash of weights and backend.
 
     Why these kernels were chosen is no part of it: that names a measured speed, which differs at each start.
     """
@@ -96,6 +96,6 @@ def fingerprint(info: RunnerInfo, adapter: Adapter | None = None) -> str:
 
 
 def longest_piece(tokenizer: Tokenizer) -> int:
-    """The maximum number of bytes in the text of one token; the text of a control token is its name."""
+    """Return the maximum number of bytes in the text of one token; the text of a control token is its name."""
     pieces = map(tokenizer.piece, range(tokenizer.vocab_size))
     return max(map(len, (*pieces, *(name.encode() for name in tokenizer.control))))

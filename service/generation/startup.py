@@ -1,10 +1,11 @@
-"""The loading of the served model: the service reads tokenizer and chat format while the engine loads the network."""
+"""Loads the served model: the service reads tokenizer and chat format while the engine loads the network."""
 
 import asyncio
 import gc
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -36,12 +37,12 @@ from service.settings import Settings
 log = logging.getLogger("noria")
 T = TypeVar("T")
 IN_GGUF = {"tokenizer_config.json": "GGUF keys", "generation_config.json": "GGUF keys and known texts"}
-"""What the files that Noria makes of a GGUF file's metadata are from."""
+"""Files that Noria makes of a GGUF file's metadata -> their origin."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextSide:
-    """What the service reads from a model's directory. `roles` and `doubts` are lines about its files, for the log."""
+    """The parts of a model's directory that the service reads. `roles` and `doubts` are lines about it for the log."""
 
     tokenizer: Tokenizer
     chat: ChatFormat | None
@@ -52,7 +53,7 @@ class TextSide:
 
 
 async def load_served(settings: Settings, client: EngineClient) -> ServedModel:
-    """The served model: its files are found, then tokenizer and network load at the same time.
+    """Load the served model: its files are found, then tokenizer and network load at the same time.
 
     Raises NoriaError as soon as either fails; the caller closes the client, which ends an engine that still loads.
     """
@@ -62,7 +63,7 @@ async def load_served(settings: Settings, client: EngineClient) -> ServedModel:
     options = await in_thread(lambda: runner_options(settings, directory))
 
     async def renew() -> dict[str, Any]:
-        """The runner's options for another engine: the model's files may have gone, or moved."""
+        """Return the runner's options for another engine: the model's files may have gone, or moved."""
         find = partial(resolve_again, settings.model, directory, progress=client.note)
         return options | {"model": str(await in_thread(find))}
 
@@ -100,7 +101,7 @@ def check_layout(settings: Settings, directory: Path) -> None:
 
 
 def load_text_side(directory: Path, chat_template: Path | None, template: str | None = None) -> TextSide:
-    """The tokenizer, chat format and generation defaults of a model directory. `template` is the file's text."""
+    """Load the tokenizer, chat format and generation defaults of a model directory. `template` is the file's text."""
     files = model_files(directory)
     roles = read_roles(files, template or _read(chat_template))
     tokenizer = load_tokenizer(files, roles)
@@ -109,17 +110,14 @@ def load_text_side(directory: Path, chat_template: Path | None, template: str | 
         _try_template(chat, chat_template)
     ends = end_tokens(files, roles, tokenizer, chat)
     told = roles.told(tokenizer, ends, IN_GGUF if is_gguf(directory) else {})
-    doubts = (*_doubts(directory, tokenizer), *roles.doubts(tokenizer))
+    of_files = open_gguf(directory).doubts if is_gguf(directory) else ()
+    own = tokenizer.doubts if isinstance(tokenizer, HuggingFaceTokenizer) else ()
+    doubts = (*of_files, *own, *roles.doubts(tokenizer))
     return TextSide(tokenizer, chat, read_generation(files, ends), longest_piece(tokenizer), told, doubts)
 
 
-def _doubts(directory: Path, tokenizer: Tokenizer) -> tuple[str, ...]:
-    of_files = open_gguf(directory).doubts if is_gguf(directory) else ()
-    return (*of_files, *tokenizer.doubts) if isinstance(tokenizer, HuggingFaceTokenizer) else of_files
-
-
 def _frozen(side: TextSide) -> TextSide:
-    """The text side, which stays: else a large body makes the collector walk over all of it, and all threads wait.
+    """Freeze the text side, which stays: else a large body makes the collector walk over it, and all threads wait.
 
     The engine still loads.
     """
@@ -129,12 +127,11 @@ def _frozen(side: TextSide) -> TextSide:
 
 
 def marks_of(settings: Settings, chat: ChatFormat | None, tokenizer: Tokenizer) -> Marks | None:
-    """The marks of the model's thoughts, None for a model without reasoning. Raises OptionError."""
+    """Return the marks of the model's thoughts, None for a model without reasoning. Raises OptionError."""
     chosen = settings.reasoning_style
     if chosen == "tokens" and not has_tokens(tokenizer):
-        raise OptionError(
-            "--reasoning-style tokens needs a tokenizer with [THINK] and [/THINK]: use tags, none or auto"
-        )
+        message = "--reasoning-style tokens needs a tokenizer with [THINK] and [/THINK]: use tags, none or auto"
+        raise OptionError(message)
     style = (chat and chat.reasoning_style) if chosen == "auto" else chosen
     marks = STYLES.get(style or "none")
     if marks is None and settings.reasoning_budget is not None:
@@ -154,7 +151,7 @@ def _try_template(chat: ChatFormat, path: Path) -> None:
 
 
 def runner_options(settings: Settings, directory: Path) -> dict[str, Any]:
-    """Keyword arguments of the runner: the fields of RunnerOptions."""
+    """Return the keyword arguments of the runner: the fields of RunnerOptions."""
     options = {field.name: getattr(settings, field.name) for field in fields(RunnerOptions)}
     adapters = tuple((adapter.number, str(adapter.path)) for adapter in given_adapters(settings))
     return options | {"model": str(directory), "adapters": adapters, "template": _read(settings.chat_template)}
@@ -168,7 +165,7 @@ def _read(path: Path | None) -> str | None:
 
 
 def _stamp(directory: Path) -> str:
-    """The stamp of the network's files; empty if one is missing, of which the engine's error will tell."""
+    """Return the stamp of the network's files; empty if one is missing, which the engine's error will name."""
     try:
         return stamp(network_files(directory))
     except (ModelError, OSError):
@@ -176,21 +173,15 @@ def _stamp(directory: Path) -> str:
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """The result of `work`, done on a daemon thread: an executor's thread would keep the process from ending."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def resolve_future(setter: Callable[..., None], value: Any) -> None:
-        if not future.done():
-            setter(value)
+    """Run `work` on a daemon thread: an executor's thread would keep the process from ending."""
+    result: Future[T] = Future()
+    result.set_running_or_notify_cancel()  # a caller that is cancelled leaves the thread a future to end
 
     def run() -> None:
         try:
-            result = work()
+            result.set_result(work())
         except Exception as error:
-            loop.call_soon_threadsafe(resolve_future, future.set_exception, error)
-        else:
-            loop.call_soon_threadsafe(resolve_future, future.set_result, result)
+            result.set_exception(error)
 
     threading.Thread(target=run, name="noria-load", daemon=True).start()
-    return await future
+    return await asyncio.wrap_future(result)

@@ -71,7 +71,7 @@ class TextStream:
         return self._ended
 
     def take(self, *, final: bool = False) -> Released:
-        """The new text that cannot become a stop string; with `final`, all that is left."""
+        """Return the new text that cannot become a stop string; with `final`, all that is left."""
         final = final or self._ended
         if final:
             self._close()

@@ -10,7 +10,7 @@ from model.tokenizers.pieces import n_begun
 from service.generation.text import Released, TextStream
 
 Phase = Literal["before", "inside", "after"]
-"""Where a place in an answer is, seen from the thought."""
+"""The position of a place in an answer, relative to the thought."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +74,19 @@ class ThinkingStream:
         return self._inside(data, token) if self._phase == "inside" else self._after(data)
 
     def take(self, *, final: bool = False) -> Released:
-        """The new text of the answer; with `final` all that is left."""
+        """Return the new text of the answer; with `final` all that is left."""
         if final and not self._final:
             self._final = True
             self._flush()
         return self._text.take(final=final)
 
     def take_thought(self) -> str:
-        """The new text of the thought. At the end it comes after `take`."""
+        """Return the new text of the thought. At the end it comes after `take`."""
         data, self._thought = self._thought, b""
         return self._decoder.decode(data)
 
     def _before(self, data: bytes, token: int) -> bool:
-        """A token before the thought, or of an answer without one."""
+        """Take a token before the thought, or of an answer without one."""
         self._waiting.append(data)
         if token == self._reasoning.opening:
             return self._enter(b"")
@@ -99,7 +99,7 @@ class ThinkingStream:
         return self._flush()
 
     def _flush(self) -> bool:
-        """What waited for a mark is text: no mark follows."""
+        """Make text of what waited for a mark: no mark follows."""
         if self._phase == "inside":
             self._think(self._held.rstrip() if self._reasoning.marks.trims else self._held)
             self._held = b""
@@ -108,15 +108,15 @@ class ThinkingStream:
         self._begun = True
         return any(self._text.add(data) for data in waiting)  # nothing follows a stop string
 
-    def _enter(self, rest: bytes) -> bool:
-        """The thought begins; `rest` is its first text."""
+    def _enter(self, first: bytes) -> bool:
+        """Begin the thought; `first` is its first text."""
         n_marks = len(self._waiting)
         self.n_thought += n_marks
         self._waiting = []
         self._phase, self._begun = "inside", False
         for _ in range(n_marks - 1):
             self._text.add(b"")
-        return self._thinking(rest)
+        return self._thinking(first)
 
     def _inside(self, data: bytes, token: int) -> bool:
         self.n_thought += 1
@@ -125,18 +125,18 @@ class ThinkingStream:
         return self._thinking(data)
 
     def _thinking(self, data: bytes) -> bool:
-        """Bytes of a thought, which may end in them."""
+        """Take bytes of a thought, which may end in them."""
         text = self._held + data
         if self._reasoning.closing is None and self._closing in text:
-            self._held, _, rest = text.partition(self._closing)
-            return self._leave(rest)
+            self._held, _, first = text.partition(self._closing)
+            return self._leave(first)
         n_held = self._n_held(text)
         self._think(text[: len(text) - n_held])
         self._held = text[len(text) - n_held :]
         return self._text.add(b"")
 
     def _n_held(self, text: bytes) -> int:
-        """The number of bytes at the end that may belong to the closing mark."""
+        """Return the number of bytes at the end that may belong to the closing mark."""
         n_mark = n_begun(text, self._closing) if self._reasoning.closing is None else 0
         before = text[: len(text) - n_mark]
         return n_mark + (len(before) - len(before.rstrip()) if self._reasoning.marks.trims else 0)
@@ -147,15 +147,15 @@ class ThinkingStream:
         self._begun = self._begun or bool(data)
         self._thought += data
 
-    def _leave(self, rest: bytes) -> bool:
-        """The thought ends; `rest` is the first text of the answer."""
+    def _leave(self, first: bytes) -> bool:
+        """End the thought; `first` is the first text of the answer."""
         self._think(self._held.rstrip() if self._reasoning.marks.trims else self._held)
         self._held = b""
         self._phase, self._begun = "after", False
-        return self._after(rest)
+        return self._after(first)
 
     def _after(self, data: bytes) -> bool:
-        """Bytes of the answer. White space before it belongs to the mark."""
+        """Take bytes of the answer. White space before it belongs to the mark."""
         if self._reasoning.marks.trims and not self._begun:
             data = data.lstrip()
         self._begun = self._begun or bool(data)
@@ -175,11 +175,11 @@ class CountingStream(ThinkingStream):
         return self._answer.push(token)
 
     def take(self, *, final: bool = False) -> Released:
-        """The new text; with `final` all that is left."""
+        """Return the new text; with `final` all that is left."""
         super().take(final=final)
         super().take_thought()
         return self._answer.take(final=final)
 
     def take_thought(self) -> str:
-        """Nothing: the thought is in the text."""
+        """Return nothing: the thought is in the text."""
         return ""

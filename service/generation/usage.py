@@ -1,4 +1,4 @@
-"""What a request has used: tokens and time."""
+"""The tokens and the time of a request."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,14 +28,14 @@ class Usage:
 
     @classmethod
     def of(cls, submits: Sequence[Submit]) -> Self:
-        """Before the first token of the answer."""
+        """Return the usage before the first token of the answer."""
         spans = [span for submit in submits for span in submit.media]
         images, audio = (sum(span.stop - span.start for span in spans if span.kind == kind) for kind in KINDS)
         return cls(prompt=sum(len(submit.prompt) for submit in submits), images=images, audio=audio)
 
 
 class CacheMiss(TypedDict):
-    """Where the prompt left the cached prefix: the first prompt token that did not come from it, and why."""
+    """The place where the prompt left the cached prefix: the first prompt token that did not come from it, and why."""
 
     at: int
     reason: Literal["new", "diverged", "evicted", "window", "salt", "bypassed"]
@@ -66,7 +66,7 @@ class Timings(TypedDict):
 def timings(
     usage: Usage, miss: CacheMiss | None, queue: float, prompt: float, predicted: float, load: float = 0.0
 ) -> Timings:
-    """The timings of a request that waited `load` and `queue` seconds, then took `prompt` and `predicted` seconds."""
+    """Return the timings of a request that waited `load` and `queue`, then took `prompt` and `predicted` seconds."""
     n_prompt = usage.prompt - usage.cached
     return {
         "load_ms": _ms(load),

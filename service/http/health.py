@@ -1,4 +1,4 @@
-"""A listener for probes alone. It answers from a thread of its own, also without a free descriptor."""
+"""A listener for probes only. It answers from a thread of its own, also when no descriptor is free."""
 
 import contextlib
 import http.server
@@ -24,8 +24,8 @@ Answer = Callable[[str], tuple[int, bytes] | None]
 class HealthListener(http.server.ThreadingHTTPServer):
     """Serves probes on a socket until `close`.
 
-    It keeps one descriptor in reserve: when there is no other, a client is accepted with it. Each client has
-    `CONNECTION_SECONDS` in all. Beyond `MAX_CLIENTS` a new one waits as long for a place, then its connection ends.
+    It has one descriptor in reserve, to accept a client when no other is free. Each client has `CONNECTION_SECONDS` in
+    all. Beyond `MAX_CLIENTS` a new one waits as long for a place, then its connection ends.
     """
 
     daemon_threads = True
@@ -120,4 +120,4 @@ class _Probe(http.server.BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815 - the names that http.server calls
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Probes are not logged."""
+        """Log nothing: probes come often."""

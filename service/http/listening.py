@@ -18,7 +18,7 @@ SOCKET_MODE = 0o666
 
 
 def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
-    """A listening socket. Clients that connect before the server runs wait. Raises OptionError, which names `flag`."""
+    """Open a listening socket. Clients may connect before the server runs. Raises OptionError, which names `flag`."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         sock = socket.create_server((host, port), family=family, backlog=BACKLOG)
@@ -30,7 +30,7 @@ def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
 
 
 def is_local(sock: socket.socket) -> bool:
-    """Whether only this machine can connect: a Unix socket, or one at a loopback address."""
+    """Return whether only this machine can connect: a Unix socket, or one at a loopback address."""
     if sock.family == socket.AF_UNIX:
         return True
     address = ip_address(sock.getsockname()[0])
@@ -39,7 +39,7 @@ def is_local(sock: socket.socket) -> bool:
 
 @contextmanager
 def listen_at(path: Path) -> Iterator[socket.socket]:
-    """A listening Unix socket, whose file is removed at the end. Raises OptionError.
+    """Open a listening Unix socket, whose file is removed at the end. Raises OptionError.
 
     A server that was killed leaves its file, which is replaced. A file at which a server listens stays, and one that
     is no socket.

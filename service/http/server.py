@@ -31,9 +31,9 @@ CLOSING_SECONDS = 5
 class Server(uvicorn.Server):
     """A uvicorn server that stops after a drain, or at once after `fail`.
 
-    `drain` refuses new requests, and returns when those in flight have ended or their time is up. `reloads` are called
-    at SIGHUP; each has the name of what it reads again, and returns what has changed. `on_refused` is told why a
-    connection's request was refused before any application saw it. `probes` listens on a port of its own.
+    `drain` refuses new requests, and returns when those in flight have ended or their time is up. The server calls each
+    of `reloads`, by the name of the thing that it reads again, at SIGHUP; it returns the changes. `on_refused` gets the
+    reason when a connection refuses a request before any application sees it. `probes` listens on a port of its own.
     """
 
     def __init__(

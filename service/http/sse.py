@@ -35,15 +35,13 @@ class Framing(Protocol):
 
     def failure(self, error: ApiError) -> Json:
         """Return the event that ends a stream after an error."""
-        ...
 
     def keep_alive(self) -> tuple[bytes, float]:
         """Return the next sign of life of a silent stream, and the seconds until the one after it."""
-        ...
 
 
 class Comments:
-    """The signs of life that no client library hands on."""
+    """Signs of life as comments, which no client library hands on."""
 
     __slots__ = ()
 

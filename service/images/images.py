@@ -16,7 +16,7 @@ NOT_FETCHED = "Noria never fetches images: send the image as a base64 data URL, 
 
 
 def read_source(url: str, param: str) -> Source:
-    """The image in a base64 data URL. `param` names its field. Raises InvalidRequest.
+    """Read the image in a base64 data URL. `param` names its field. Raises InvalidRequest.
 
     The type that the URL names must be one of images. The content alone decides how it is decoded.
     """
@@ -26,14 +26,13 @@ def read_source(url: str, param: str) -> Source:
     header, comma, text = rest.partition(",")
     kind, *options = header.lower().split(";")
     if not comma or "base64" not in map(str.strip, options):
-        raise InvalidRequest(
-            f"{param} must be a base64 data URL such as data:image/png;base64,..., got {quoted(url)}", param=param
-        )
+        message = f"{param} must be a base64 data URL such as data:image/png;base64,..., got {quoted(url)}"
+        raise InvalidRequest(message, param=param)
     return read_base64(text, kind.strip(), param)
 
 
 def read_base64(text: str, kind: str, param: str) -> Source:
-    """The image in base64 `text`, which may have line breaks. `kind` is its MIME type. Raises InvalidRequest."""
+    """Return the image in base64 `text`, which may have line breaks. `kind` is its MIME type. Raises InvalidRequest."""
     if not kind.startswith("image/"):
         raise InvalidRequest(f"{param} must have a type of images such as image/png, got {quoted(kind)}", param=param)
     return of_base64(text, param)
@@ -49,12 +48,12 @@ class DecodedImage:
     inputs: bytes = field(repr=False)
 
     def tokens(self, ids: ImageTokens) -> list[int]:
-        """The tokens of its rows."""
+        """Return the tokens of its rows."""
         rows = ([ids.placeholder] * self.columns + [ids.row_break]) * self.rows
         return [*rows[:-1], ids.end]
 
     def spans(self, start: int) -> tuple[MediaSpan, ...]:
-        """Its place, if these tokens begin at `start`."""
+        """Return its place, if these tokens begin at `start`."""
         return (MediaSpan(start, self.rows, self.columns, self.digest),)
 
 
@@ -80,7 +79,7 @@ class Images(Media[ImageProcess, ImageFormat, DecodedImage]):
 
 
 def decoded(process: ImageProcess, data: bytes, format: ImageFormat) -> DecodedImage:
-    """The pixels of an image file, with their digest. Raises ImageError and ProcessLost."""
+    """Decode the pixels of an image file, with their digest. Raises ImageError and ProcessLost."""
     pixels = process.decode(data, format)
     digest = hashlib.blake2b(f"{pixels.rows} {pixels.columns} ".encode(), digest_size=16)
     digest.update(pixels.pixels)

@@ -16,12 +16,12 @@ F = TypeVar("F")
 D = TypeVar("D")
 
 CACHE_BYTES = 64 * 2**20
-"""Decoded bytes that are kept: a conversation sends its files again with each request."""
+"""Decoded bytes that stay in memory: a conversation sends its files again with each request."""
 ENTRY_BYTES = 2**10
-"""What each of them counts at least: the length of audio is kept, too."""
+"""The least that a file counts: the length of audio stays, too."""
 REQUESTS = 4
-"""As many requests may have files decoded that the engine's queue does not count yet: what a file decodes to can be far
-larger than a request's body."""
+"""The limit for requests with decoded files that the engine's queue does not count yet: a decoded file can be far
+larger than the body of its request."""
 TOO_MUCH = "takes too much time or memory to decode"
 
 
@@ -30,7 +30,7 @@ class Kind(Generic[P, F, D]):
     """The difference between images and audio for `Media`.
 
     `noun` names a file, as in "image". `limited` names what `max_files` limits, as in "images (--max-images)". `start`
-    makes a process, by whether it is patient. `decode` gives what a file decodes to in a format, and `size` its bytes.
+    makes a process, patient or not. `decode` decodes a file in a format, and `size` counts the bytes of the result.
     """
 
     noun: str
@@ -62,7 +62,7 @@ class Media(Generic[P, F, D]):
         self._turns = asyncio.Semaphore(REQUESTS)
 
     async def decode(self, sources: Sequence[Source], format: F, owner: str = "") -> list[D]:
-        """What a request's files decode to, for the model. They are found again by requests of the same owner only.
+        """Decode a request's files for the model. Only requests of the same owner find them again.
 
         Raises InvalidRequest, naming the field, for a file that cannot be used; Unavailable without a process.
         """
@@ -99,7 +99,7 @@ class Media(Generic[P, F, D]):
         await self._trial.close()
 
     async def _one(self, source: Source, format: F, *, apart: bool = False) -> D:
-        """Return what a file decodes to. Raises InvalidRequest, Unavailable and LimitsExceeded."""
+        """Return the decoded file. Raises InvalidRequest, Unavailable and LimitsExceeded."""
         key, start = (source.digest, format), partial(self._kind.start, apart)
         try:
             decoded, seconds = await self._trial.ask(

@@ -19,20 +19,20 @@ class Source:
     digest: bytes
 
     def owned_by(self, owner: str) -> "Source":
-        """This file with a digest that it has for this owner alone: nobody's time tells what others have sent."""
+        """Return this file with a digest of this owner alone: nobody's time tells what others have sent."""
         digest = hashlib.blake2b(self.digest + owner.encode(), digest_size=16).digest()
         return replace(self, digest=digest) if owner else self
 
 
 def of_bytes(data: bytes, param: str) -> Source:
-    """The file with these bytes. Raises InvalidRequest if there are none."""
+    """Return the file with these bytes. Raises InvalidRequest if there are none."""
     if not data:
         raise InvalidRequest(f"{param} has no data", param=param)
     return Source(data, param, hashlib.blake2b(data, digest_size=16).digest())
 
 
 def of_base64(text: str, param: str) -> Source:
-    """The file in base64 `text`, which may have line breaks. Raises InvalidRequest."""
+    """Decode the file in base64 `text`, which may have line breaks. Raises InvalidRequest."""
     try:
         data = base64.b64decode(text.translate(WHITE_SPACE), validate=True)
     except (binascii.Error, ValueError) as error:  # ValueError: not ASCII

@@ -113,9 +113,7 @@ class Message(Body):
     tool_call_id: str | None = optional("The id of the call that a tool message answers.", max_length=MAX_NAME)
     reasoning_content: str | None = optional("The thought before the content. The chat template decides what it uses.")
     reasoning: str | None = optional("Another name for `reasoning_content`.")
-    prefix: bool | None = optional(
-        "Mistral's field. true: the answer continues this message, the last one, of role assistant."
-    )
+    prefix: bool | None = optional("Mistral's field. true: the answer continues this last message, of role assistant.")
     parsed: Any = optional("The content as an SDK parsed it. It has no effect.")
 
     @model_validator(mode="after")
@@ -125,14 +123,11 @@ class Message(Body):
         if self.content is None and self.role not in ("assistant", "tool"):
             raise unsupported("content", f"content is required in a message of role {self.role}")
         if (self.tool_call_id is None) == (self.role == "tool"):
-            raise unsupported(
-                "tool_call_id",
-                f"a message of role {self.role} {'needs' if self.role == 'tool' else 'has no'} tool_call_id",
-            )
+            verb = "needs" if self.role == "tool" else "has no"
+            raise unsupported("tool_call_id", f"a message of role {self.role} {verb} tool_call_id")
         if self.tool_calls and self.role != "assistant":
-            raise unsupported(
-                "tool_calls", f"tool_calls is allowed only in messages of role assistant, got role {self.role}"
-            )
+            only = f"tool_calls is allowed only in messages of role assistant, got role {self.role}"
+            raise unsupported("tool_calls", only)
         self._check_thoughts()
         check_media_role(self.role, self.content, {"image": ImagePart, "audio": AudioPart})
         return self
@@ -146,10 +141,8 @@ class Message(Body):
         names = [name for name, text in given.items() if text]
         allowed = self.role == "assistant" or (self.role in ("system", "developer") and names == ["content"])
         if names and not allowed:
-            raise unsupported(
-                names[0],
-                f"{names[0]} with thoughts is allowed only in messages of role assistant, got role {self.role}",
-            )
+            only = f"{names[0]} with thoughts is allowed only in messages of role assistant, got role {self.role}"
+            raise unsupported(names[0], only)
         if len({given[name] for name in names}) > 1:
             raise unsupported(names[0], f"{names[0]} and {names[1]} have different thoughts: send one of them")
 
@@ -160,7 +153,7 @@ class Message(Body):
 
     @property
     def ends_open(self) -> bool:
-        """Whether its last part is a thought that is not closed."""
+        """Return whether its last part is a thought that is not closed."""
         last = self.content[-1] if isinstance(self.content, list) and self.content else None
         return isinstance(last, ThinkingPart) and last.is_open
 
@@ -173,7 +166,7 @@ class Message(Body):
         return "".join(_part_text(part) for part in self.thinking)
 
     def plain(self, place: str) -> dict[str, Any]:
-        """The message as `ChatFormat.encode` takes it. `place` is the client's name of it."""
+        """Return the message as `ChatFormat.encode` takes it. `place` is the client's name of it."""
         plain: dict[str, Any] = {"role": self.role, **contents(self._pieces(place))}
         calls = [call.plain() for call in self.tool_calls or ()]
         others = {"name": self.name, "tool_call_id": self.tool_call_id, "tool_calls": calls or None}
@@ -184,17 +177,15 @@ class Message(Body):
         return plain | {name: value for name, value in others.items() if value is not None}
 
     def _pieces(self, place: str) -> Iterable[str | dict[str, Any]]:
-        """The content as `contents` takes it, without thoughts."""
+        """Return the content as `contents` takes it, without thoughts."""
         if not isinstance(self.content, list):
             return [self.content or ""]
         parts = enumerate(self.content)
-        return [
-            _piece(part, f"{place}.content[{index}]") for index, part in parts if not isinstance(part, ThinkingPart)
-        ]
+        return [_piece(part, f"{place}.content[{at}]") for at, part in parts if not isinstance(part, ThinkingPart)]
 
 
 def plain_messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """The messages of a field `messages` as `ChatFormat.encode` takes them."""
+    """Return the messages of a field `messages` as `ChatFormat.encode` takes them."""
     return [message.plain(f"messages[{index}]") for index, message in enumerate(messages)]
 
 
@@ -209,12 +200,12 @@ def check_media_role(role: str, content: str | Sequence[Body] | None, kinds: Map
 
 
 def media_part(kind: str, content: str, field: str) -> dict[str, Any]:
-    """An image or audio of a message as `contents` takes it. `field` is the client's name of its content."""
+    """Return an image or audio of a message as `contents` takes it. `field` is the client's name of its content."""
     return {"type": kind, "content": content, "field": field}
 
 
 def _piece(part: TextPart | ImagePart | AudioPart, place: str) -> str | dict[str, Any]:
-    """A part as `contents` takes it."""
+    """Return a part as `contents` takes it."""
     if isinstance(part, TextPart):
         return part.text
     if isinstance(part, ImagePart):
@@ -223,7 +214,7 @@ def _piece(part: TextPart | ImagePart | AudioPart, place: str) -> str | dict[str
 
 
 def contents(pieces: Iterable[str | dict[str, Any]]) -> dict[str, Any]:
-    """The fields of a plain message with these texts, images and audio, in order. Texts side by side are one part."""
+    """Return a plain message's fields with these texts, images and audio, in order. Texts side by side are one part."""
     parts: list[dict[str, Any]] = []
     for _, group in groupby(pieces, key=type):
         alike = [*group]
@@ -234,7 +225,7 @@ def contents(pieces: Iterable[str | dict[str, Any]]) -> dict[str, Any]:
 
 
 def _plain_part(part: TextPart | ThinkingPart) -> dict[str, Any]:
-    """The part as chat formats take it."""
+    """Return the part as chat formats take it."""
     if isinstance(part, TextPart):
         return {"type": "text", "text": part.text}
     return {"type": "thinking", "thinking": _part_text(part), "closed": not part.is_open}
@@ -260,16 +251,14 @@ class TemplateBody(Body):
     add_generation_prompt: bool | None = optional(
         "End the prompt with the words that open the answer. Default: true, unless `continue_final_message` is true."
     )
-    continue_final_message: bool | None = optional(
-        "The answer continues the last message, which must be an assistant message."
-    )
+    continue_final_message: bool | None = optional("true: the answer continues the last message, an assistant's.")
     chat_template_kwargs: dict[str, Any] | None = optional(
         "Values for variables of the model's chat template: numbers, true, false, null, or strings of up to 1024 "
         "characters."
     )
 
     def continues(self, messages: Sequence[Message]) -> bool:
-        """Whether the answer continues the last message."""
+        """Return whether the answer continues the last message."""
         return bool(self.continue_final_message or (messages and messages[-1].prefix))
 
     def template_options(self, messages: Sequence[Message]) -> TemplateOptions:

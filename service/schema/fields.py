@@ -1,4 +1,4 @@
-"""Request bodies: their base class, helpers to declare fields, unknown fields, and limits on the structure of JSON."""
+"""Request bodies: their base class, helpers to declare fields, and fields that are unknown or have no effect."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -28,9 +28,9 @@ from service.errors.refusals import unknown_fields
 from service.errors.wording import either
 
 MAX_NAMED_FIELDS = 4
-"""As many unknown fields are named, each with the known one that is probably meant."""
+"""The limit for unknown fields that an error names, each with the known one that is probably meant."""
 MAX_CHOICES = 4
-"""As many values that a field without effect may have are named."""
+"""The limit for values of a field without effect that an error names."""
 MAX_ITEMS = 2**14
 """The limit for messages, parts of a message, and texts to choose from: a lane has one thread for many requests."""
 
@@ -39,12 +39,12 @@ T = TypeVar("T")
 
 
 def only(**values: tuple[Any, ...]) -> Mapping[str, tuple[Any, ...]]:
-    """Fields without effect: each is accepted with null or one of these values, which describe what the server does."""
+    """Declare fields without effect: each passes with null or one of these values, which describe the server."""
     return MappingProxyType(values)
 
 
 def _describe_extras(schema: dict[str, Any], body: type["Body"]) -> None:
-    """The JSON schema of a body is closed, and has the fields without effect with the values that pass."""
+    """Close the JSON schema of a body, and add the fields without effect with the values that pass."""
     passing = {name: {"enum": [*values, None]} for name, values in body.passing().items()}
     schema |= {"properties": passing | schema.get("properties", {}), "additionalProperties": body.left_out}
 
@@ -58,29 +58,19 @@ BREAKPOINTS = ({"mode": "explicit"}, *({"mode": "explicit", "ttl": ttl} for ttl 
 """Prompts are cached without these hints of Anthropic and OpenAI, for as long as there is memory."""
 CACHED = only(cache_control=HINTS, prompt_cache_breakpoint=BREAKPOINTS)
 
-
-CONVERSATIONS = (
-    "previous_response_id",
-    "conversation",
-    "prompt",
-    "input",
-    "messages",
-    "system",
-    "instructions",
-    "tools",
-)
-CHANGING = frozenset((*PARAMETERS, *CONVERSATIONS, "background", "n", "random_seed", "response_format", "safe_prompt"))
+INPUTS = ("previous_response_id", "conversation", "prompt", "input", "messages", "system", "instructions", "tools")
+CHANGING = frozenset((*PARAMETERS, *INPUTS, "background", "n", "random_seed", "response_format", "safe_prompt"))
 """The fields of any dialect that change an answer. An answer without their effect would be wrong."""
 
 
 class Body(BaseModel):
     """A request body, or an object in it: strict types, finite numbers, no unknown fields.
 
-    `harmless` are fields of OpenAI or of other servers that have no effect here, with the values that are accepted.
-    `noticed` are such fields with values that are accepted too, and the header `x-noria-ignored` names them; it names a
-    declared field among them whatever its value. `left_out`: the header names the object, which has no effect.
-    `changing` are fields that change an answer where they have an effect: `--lenient` does not let them pass.
-    `synonyms` are fields that are other names of a field. A request may have both, if their values are the same.
+    `harmless`: fields of OpenAI or of other servers that have no effect here -> the values that pass.
+    `noticed`: fields without effect -> the values that pass with a notice in the header `x-noria-ignored`; a declared
+    field passes with any value. `left_out`: the object has no effect, and the header names it.
+    `changing`: fields that change an answer where they have an effect. `--lenient` does not let them pass.
+    `synonyms`: other names of a field -> the field. A request may have both, if their values are the same.
     """
 
     model_config = ConfigDict(
@@ -112,7 +102,7 @@ class Body(BaseModel):
 
     @model_serializer(mode="wrap")
     def _declared(self, handler: SerializerFunctionWrapHandler) -> Json:
-        """An answer that repeats an object has no fields of it that mean nothing here."""
+        """Leave fields without meaning here out of an answer that repeats the object."""
         return {name: value for name, value in handler(self).items() if name not in (self.__pydantic_extra__ or {})}
 
     def without_effect(self) -> dict[str, bool]:
@@ -128,7 +118,7 @@ class Body(BaseModel):
 
     @classmethod
     def passing(cls) -> dict[str, tuple[Any, ...]]:
-        """Fields without effect, each with the values that are accepted."""
+        """Return the fields without effect, each with the values that are accepted."""
         names = {**cls.harmless, **cls.noticed}
         return {name: (*cls.harmless.get(name, ()), *cls.noticed.get(name, ())) for name in names}
 
@@ -150,15 +140,15 @@ class Body(BaseModel):
         raise unsupported(name, f"{name} is not supported: only {choices} is accepted, got {quoted(value)}")
 
     def _names(self, name: str) -> list[str]:
-        """All names of a field, its own first."""
+        """Return all names of a field, its own first."""
         return [name, *(other for other, meaning in self.synonyms.items() if meaning == name)]
 
     def given_as(self, name: str) -> str:
-        """The name under which the request has a field; its own if it has none."""
+        """Return the name under which the request has a field; its own if it has none."""
         return next((each for each in self._names(name) if getattr(self, each) is not None), name)
 
     def agreed(self, name: str) -> Any:
-        """The value of a field, under whichever of its names the request has it."""
+        """Return the value of a field, under whichever of its names the request has it."""
         return getattr(self, self.given_as(name))
 
     def check(self) -> None:
@@ -166,32 +156,32 @@ class Body(BaseModel):
 
     @staticmethod
     def check_computed(*values: object) -> None:
-        """Do nothing with the values: their computation raises InvalidRequest for a wrong request."""
+        """Take values whose computation raises InvalidRequest for a wrong request. Nothing is done with them."""
 
 
 B = TypeVar("B", bound=Body)
 
 
 def _accepts(allowed: tuple[Any, ...] | None, value: Any) -> bool:
-    """Whether a harmless field (None: no field) may have this value; True is not 1 here."""
+    """Return whether a harmless field (None: no field) may have this value; True is not 1 here."""
     if allowed is None:
         return False
     return value is None or any(type(value) is type(other) and value == other for other in allowed)
 
 
 def _distinct(allowed: tuple[Any, ...]) -> list[Any]:
-    """The values without those that JSON does not distinguish, such as 1.0 beside 1."""
+    """Return the values without those that JSON does not distinguish, such as 1.0 beside 1."""
     return [value for index, value in enumerate(allowed) if value not in allowed[:index]]
 
 
 def unsupported(name: str | None, message: str) -> PydanticCustomError:
-    """The error for the field `name` of the object that is validated, or for that object."""
+    """Return the error for the field `name` of the object that is validated, or for that object."""
     about = {"message": message} if name is None else {"message": message, "param": name}
     return PydanticCustomError("unsupported_field", "{message}", about)
 
 
 def expect(expected: str) -> WrapValidator:
-    """A validator that gives a union one error message, not one for each member."""
+    """Return a validator that gives a union one error message, not one for each member."""
 
     def validate(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         try:
@@ -203,7 +193,7 @@ def expect(expected: str) -> WrapValidator:
 
 
 def _check_numbers(value: Any) -> Any:
-    """The value. Raises the error for a number in it that no answer can repeat."""
+    """Return the value. Raises an error for a number in it that no answer can repeat."""
     for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         _check_numbers(item)
     if isinstance(value, float) and not math.isfinite(value):
@@ -214,27 +204,27 @@ def _check_numbers(value: Any) -> Any:
 
 
 Repeated = Annotated[Json, AfterValidator(_check_numbers)]
-"""Any object that the answer repeats."""
+"""An object that the answer repeats."""
 
 
 def synonym(name: str, whose: str, **limits: Any) -> Any:
-    """A field that is another name of the field `name`: that of other servers. `Body.synonyms` must have it too."""
+    """Declare a field that is another server's name of the field `name`. `Body.synonyms` must have it too."""
     return Field(None, description=f"{whose} name of `{name}`.", **limits)
 
 
 def ranged(name: str, description: str | None = None, *, least: int | None = None) -> Any:
-    """An optional field with the limits and the description of the sampling parameter `name`, or with those given."""
+    """Declare an optional field with limits and description of the sampling parameter `name`, or with those given."""
     return Field(None, description=description or PARAMETERS[name].description, **limits_of(name, least=least))
 
 
 def limits_of(name: str, *, least: int | None = None) -> dict[str, Any]:
-    """The limits of the sampling parameter `name` as those of a field; `least` replaces the lower one."""
+    """Return the limits of the sampling parameter `name` as those of a field; `least` replaces the lower one."""
     lowest, greatest = PARAMETERS[name].limits or (None, None)
     return {"ge": lowest if least is None else least, "le": greatest}
 
 
 def optional(description: str, **limits: Any) -> Any:
-    """A field that may be null, which means the default."""
+    """Declare a field that may be null, which means the default."""
     return Field(None, description=description, **limits)
 
 
@@ -249,22 +239,19 @@ class ModelBody(Body):
 
     @property
     def end_user(self) -> str | None:
-        """The client's name for its user."""
+        """Return the client's name for its user."""
         return None
 
 
 def narrowed(kind: type[B], body: Body) -> B:
-    """The fields of `kind` from a body that has them and more; they are not validated again."""
+    """Return the fields of `kind` from a body that has them and more; they are not validated again."""
     return kind.model_construct(None, **{name: getattr(body, name) for name in kind.model_fields})
 
 
 Items = Annotated[list[T], Field(fail_fast=True)]
 """A list whose validation ends at the first bad item: a body may have millions of them."""
 TokenIds = Items[int]
-
-
 MAX_PROMPTS = 1024
-
 Prompts = Annotated[
     str | Items[str] | TokenIds | Items[TokenIds],
     expect("a string, a list of strings, a list of token ids or a list of lists of token ids"),
@@ -272,7 +259,7 @@ Prompts = Annotated[
 
 
 def listed(prompts: Prompts) -> list[str] | list[TokenIds]:
-    """The list of prompts, each a string or token ids."""
+    """Return the list of prompts, each a string or token ids."""
     if isinstance(prompts, str):
         return [prompts]
     if prompts and isinstance(prompts[0], int):
@@ -281,7 +268,7 @@ def listed(prompts: Prompts) -> list[str] | list[TokenIds]:
 
 
 def check_prompts(name: str, prompts: list[str] | list[TokenIds]) -> int:
-    """The number of prompts. Raises InvalidRequest for none and for too many."""
+    """Return the number of prompts. Raises InvalidRequest for none and for too many."""
     if not prompts:
         raise InvalidRequest(f"{name} must not be an empty list", param=name)
     if len(prompts) > MAX_PROMPTS:
@@ -290,7 +277,7 @@ def check_prompts(name: str, prompts: list[str] | list[TokenIds]) -> int:
 
 
 def ignored_fields(body: Body) -> tuple[str, ...]:
-    """The paths of the fields without effect, such as "messages[0].mood", as a header can have them.
+    """Return the paths of the fields without effect, such as "messages[0].mood", as a header can have them.
 
     They are one more than a header names, if there are so many.
     """
@@ -313,7 +300,7 @@ def _inside(value: Any, path: str) -> Iterator[str]:
 
 
 def declared_paths(body: type[Body], before: str = "") -> Iterator[str]:
-    """The paths of all fields that a body may have, without indices: "messages.content.type"."""
+    """Yield the paths of all fields that a body may have, without indices: "messages.content.type"."""
     for name, declared in body.model_fields.items():
         path = before + (declared.alias or name)
         yield path
@@ -327,8 +314,3 @@ def _bodies(annotation: Any) -> Iterator[type[Body]]:
         yield annotation
     for argument in get_args(annotation):
         yield from _bodies(argument)
-
-
-# Limits on the structure of JSON, which hold before anything builds objects from it. A parser holds the interpreter
-# until it has read the whole text: a megabyte of empty lists would stop all other threads. The parser itself refuses
-# more than 200 levels, and numbers of more than 4300 digits, at once.

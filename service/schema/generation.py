@@ -43,7 +43,6 @@ TOKEN_ID = re.compile(r"-?[0-9]{1,12}")
 BadWord = Annotated[str, Field(max_length=MAX_STOP_CHARS, pattern="[^ ]")]
 Stops = Annotated[str | Items[str], expect("a string or a list of strings")]
 
-
 DECLARED = tuple(name for name, row in PARAMETERS.items() if row.description is not None)
 if TYPE_CHECKING:
     DeclaredBody = Body
@@ -72,7 +71,7 @@ class RepetitionBody(Body):
 
     @property
     def rule(self) -> RepetitionDetection:
-        """Raises ParameterError."""
+        """Return the rule. Raises ParameterError."""
         return RepetitionDetection(self.max_pattern_size or 0, self.min_pattern_size or 0, self.min_count or 0)
 
 
@@ -111,7 +110,7 @@ class SamplingBody(DeclaredBody):
 
     @property
     def given(self) -> dict[str, Any]:
-        """The values that the request gives for the fields of `PARAMETERS`."""
+        """Return the values that the request gives for the fields of `PARAMETERS`."""
         return {name: value for name in DECLARED if (value := self.agreed(name)) is not None}
 
     @property
@@ -159,7 +158,7 @@ class StreamOptions(ObfuscationOptions):
 
     @property
     def counts_on(self) -> bool:
-        """Whether every chunk has the usage so far."""
+        """Return whether every chunk has the usage so far."""
         return bool(self.continuous_usage_stats) and self.ends_with_usage
 
 
@@ -174,8 +173,6 @@ CHAT_TOKENS = (
     "Default: what the prompt leaves of the context."
 )
 """The description of `max_tokens` in chat."""
-
-
 ReceiptField = Annotated[bool | Literal["full"], expect('true, false or "full"')]
 
 
@@ -196,8 +193,10 @@ class PromptCacheOptions(Body):
 
 
 class UserBody(ModelBody):
-    """A request that may name its end user, as in OpenAI's APIs."""
+    """The fields that requests of OpenAI's APIs share, and that change no answer."""
 
+    service_tier: ServiceTier | None = optional(ONE_TIER)
+    prompt_cache_key: str | None = optional("It has no effect: all prompts share cached pages.", max_length=MAX_SALT)
     user: str | None = optional("The end user. The log has a hash of it.", max_length=MAX_USER)
     safety_identifier: str | None = optional("The end user. It takes precedence over `user`.", max_length=MAX_USER)
 
@@ -216,17 +215,13 @@ class GenerationBody(SamplingBody, StructuredOutputBody, StreamBody, UserBody):
         le=MAX_CHOICES,
     )
     stream_options: StreamOptions | None = optional("Options of the stream. Allowed only when `stream` is true.")
-    return_progress: bool | None = optional(
-        "Send chunks with `prompt_progress` during prefill. Allowed only when `stream` is true."
-    )
+    return_progress: bool | None = optional("Send chunks with `prompt_progress` in prefill. It needs `stream` true.")
     max_tokens: int | None = ranged(
         "max_tokens",
         "The maximum number of generated tokens. Prompt and answer together must fit the context. Default: 16.",
     )
     n_predict: int | None = synonym("max_tokens", "llama.cpp's", **limits_of("max_tokens"))
-    usage: UsageOptions | None = optional(
-        "OpenRouter's name of `stream_options.include_usage`, which takes precedence."
-    )
+    usage: UsageOptions | None = optional("OpenRouter's `stream_options.include_usage`, which takes precedence.")
     prompt_logprobs: Annotated[int, Field(**limits_of("prompt_logprobs"))] | bool | None = optional(
         "Report the logprob of each prompt token, with this many alternatives. true: with `top_prompt_logprobs` of "
         "them, and in chats in the form of Mistral's API; `n` must be 1. Not allowed with `stream`."
@@ -254,9 +249,6 @@ class GenerationBody(SamplingBody, StructuredOutputBody, StreamBody, UserBody):
         gt=0,
         le=MAX_TIMEOUT,
     )
-
-    service_tier: ServiceTier | None = optional(ONE_TIER)
-    prompt_cache_key: str | None = optional("It has no effect: all prompts share cached pages.", max_length=MAX_SALT)
     metadata: Repeated | None = optional("Facts for the client, without effect. The answer repeats them.")
     safe_prompt: bool | None = optional("Mistral's field. true is refused: Noria does not add Mistral's guard prompt.")
 
@@ -266,7 +258,7 @@ class GenerationBody(SamplingBody, StructuredOutputBody, StreamBody, UserBody):
 
     @property
     def n_prompt_logprobs(self) -> int | None:
-        """The number of alternatives for each prompt token (None: no logprobs)."""
+        """Return the number of alternatives for each prompt token (None: no logprobs)."""
         if isinstance(self.prompt_logprobs, bool):
             return self.top_prompt_logprobs or 0 if self.prompt_logprobs else None
         return self.prompt_logprobs
@@ -284,7 +276,7 @@ class GenerationBody(SamplingBody, StructuredOutputBody, StreamBody, UserBody):
 
     @property
     def options(self) -> Options:
-        """Raises InvalidRequest and ParameterError."""
+        """Return the options of the answer. Raises InvalidRequest and ParameterError."""
         return Options(
             self.given,
             self.biases,

@@ -1,4 +1,4 @@
-"""What a request says of its answer, in the same terms for all APIs."""
+"""The options of an answer, in the same terms for all APIs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from model.sampling_params import RepetitionDetection
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of an answer. `sampling` has values of `PARAMETERS` by name; what it leaves out is up to the model.
+    """Options of an answer. `sampling` has values of `PARAMETERS` by name; the model decides those that are left out.
 
     `n` choices are generated for each prompt. `timeout` is in seconds. `prompt_logprobs` is the number of alternatives
     for each token of the prompt (None: no logprobs). `repetition_detection` None: that of the server.

@@ -1,4 +1,8 @@
-"""The limits on the structure of JSON, and what is noted while a body is read."""
+"""The limits on the structure of JSON, which hold before anything builds objects from it, and the notes on a body.
+
+A parser holds the interpreter until it has read the whole text: a megabyte of empty lists would stop all other threads.
+The parser itself refuses more than 200 levels, and numbers of more than 4300 digits, at once.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,7 +18,7 @@ LIMITS = (
     ("fractions, exponents and booleans", b".eE", 2**16),
     ("commas between elements", b",", MAX_ELEMENTS),
 )
-"""What is counted outside strings, the bytes that show it, and the limit."""
+"""The things that are counted outside strings, the bytes that stand for them, and the limit."""
 SLICE_BYTES = 2**16
 """The bytes that are scanned at once. Other threads run between two slices."""
 
@@ -37,11 +41,12 @@ class Structure:
         for outside in _outside_strings(text):
             for index, (what, marks, limit) in enumerate(LIMITS):
                 self._counts[index] += sum(map(outside.count, marks))
-                _check(name, what, self._counts[index], limit)
+                if (count := self._counts[index]) > limit:
+                    raise StructureError(f"{name} has at least {count} {what}, the limit is {limit}")
 
 
 def _outside_strings(text: bytes) -> Iterator[bytes]:
-    """The text with empty strings in place of all strings, a slice at a time."""
+    """Yield the text with empty strings in place of all strings, a slice at a time."""
     escape, inside = b"", False
     for start in range(0, len(text), SLICE_BYTES):
         part = (escape + text[start : start + SLICE_BYTES]).replace(b"\\\\", b"")
@@ -51,11 +56,6 @@ def _outside_strings(text: bytes) -> Iterator[bytes]:
         pieces[contents] = [b""] * len(pieces[contents])
         inside ^= len(pieces) % 2 == 0
         yield b'"'.join(pieces)
-
-
-def _check(name: str, what: str, count: int, limit: int) -> None:
-    if count > limit:
-        raise StructureError(f"{name} has at least {count} {what}, the limit is {limit}")
 
 
 @dataclass(slots=True)

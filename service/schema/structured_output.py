@@ -20,9 +20,7 @@ class JsonSchema(Body):
 class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema"] = Field(description="text, json_object or json_schema.")
     json_schema: JsonSchema | None = optional("The schema. Required with type json_schema.")
-    schema_: Json | None = optional(
-        "The JSON schema of the answer, as in llama.cpp. Allowed only with type json_object.", alias="schema"
-    )
+    schema_: Json | None = optional("The schema, as in llama.cpp. Only with type json_object.", alias="schema")
 
 
 class StructuredOutputs(Body):
@@ -46,9 +44,7 @@ class StructuredOutputBody(Body):
     """The fields for structured output. A request may use one of them."""
 
     synonyms = MappingProxyType({"json_schema": "guided_json"})
-    response_format: ResponseFormat | None = optional(
-        "The format of the answer: `text`, `json_object`, or `json_schema` with a schema."
-    )
+    response_format: ResponseFormat | None = optional("`text`, `json_object`, or `json_schema` with a schema.")
     structured_outputs: StructuredOutputs | None = optional(
         "The format of the answer: one of `json`, `json_object`, `regex`, `choice`, `grammar`."
     )

@@ -28,18 +28,16 @@ class Function(Body):
     name: str = Field(pattern=NAME, description="The name of the function: up to 64 letters, digits, `_`, `-` and `.`.")
     description: str | None = optional("A description of the function for the model.")
     parameters: Json | None = optional("The parameters, as the JSON schema of an object. Default: no parameters.")
-    strict: bool | None = optional(
-        "true: the arguments of every call follow the schema, even when `tool_choice` is auto."
-    )
+    strict: bool | None = optional("true: the arguments of calls follow the schema, even when `tool_choice` is auto.")
 
     def described(self) -> Json:
-        """The function as chat templates take it."""
+        """Describe the function as chat templates take it."""
         function = {"name": self.name, "description": self.description or "", "parameters": self.parameters or {}}
         return {"type": "function", "function": function}
 
 
 def tool_type(kind: str, *others: str) -> BeforeValidator:
-    """A validator of the type of a tool. The error names `others` too: types that other classes have."""
+    """Return a validator of the type of a tool. The error names `others` too: types that other classes have."""
 
     def check(value: Any) -> Any:
         if value not in (kind, None):
@@ -67,7 +65,7 @@ class AllowedCalls(NamedTuple):
 def allowed_calls(
     offered: Sequence[Function], chosen: Sequence[str] | None = None, *, must: bool = False, one: bool = False
 ) -> AllowedCalls:
-    """The offered functions with a `chosen` name (None: all of them).
+    """Return the offered functions with a `chosen` name (None: all of them).
 
     Raises InvalidRequest for two functions of one name, and for a choice among tools that are not there.
     """
@@ -85,7 +83,7 @@ def allowed_calls(
 
 
 def _parsed(arguments: Any, info: ValidationInfo) -> Json:
-    """The object, or that in a string of JSON: chat templates take objects. The context is the body's `Reading`."""
+    """Return the object, or parse it: chat templates take objects. The context is the `BodyReading`."""
     if isinstance(arguments, dict):
         return arguments
     if not isinstance(arguments, str):
@@ -112,7 +110,7 @@ class Called(Body):
 
 
 class EarlierCall(Body):
-    """A call in an earlier answer. Its parts may come from a stream, joined by the client."""
+    """A call in an earlier answer. A client may have joined it from the parts of a stream."""
 
     id: str = Field(
         min_length=1,
@@ -128,7 +126,7 @@ class EarlierCall(Body):
 
 
 def plain_call(call_id: str, name: str, arguments: Json) -> Json:
-    """A call as chat formats take it."""
+    """Return a call as chat formats take it."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
@@ -143,5 +141,5 @@ class OfferBody(Body):
 
     @cached_property
     def calls(self) -> AllowedCalls:
-        """Raises InvalidRequest."""
+        """Return the functions that the answer may call. Raises InvalidRequest."""
         return allowed_calls(self.offered)

@@ -18,7 +18,7 @@ MAX_HEAD_CHARS = 256
 
 
 class ObjectEnd:
-    """Finds the end of a JSON object that arrives in parts; afterwards that of the next one."""
+    """The finder of the end of a JSON object that arrives in parts; afterwards it finds the end of the next one."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -26,7 +26,7 @@ class ObjectEnd:
         self._escaped = False
 
     def find(self, text: str) -> int | None:
-        """The number of characters of the next part `text` up to the object's last brace; None if it is not there."""
+        """Return how many characters of the next part `text` the object has; None if its last brace is not there."""
         return next((n for n, char in enumerate(text, 1) if self._closes(char)), None)
 
     def _closes(self, char: str) -> bool:
@@ -44,7 +44,7 @@ class ObjectEnd:
 
 
 class CallReader(BlockReader):
-    """A state machine that reads one answer in a style, with its calls. At the end an incomplete call marker is text.
+    """A state machine that reads one answer in a style, with its calls. An incomplete call marker at the end is text.
 
     A call has the id that the model writes, if that is one for no other call of the answer. An id after the arguments
     is seen only if it has arrived with the name: a stream names the id first. New ids are drawn from `source`.
@@ -62,7 +62,7 @@ class CallReader(BlockReader):
         self._ids: set[str] = set()
 
     def finish(self, reason: str | None) -> str | None:
-        """The finish_reason: "tool_calls" if the answer has calls, and no stop string has cut the last one."""
+        """Return the finish_reason: "tool_calls" if the answer has calls, and no stop string has cut the last one."""
         called = self._n_calls and self._state != self._arguments
         return CALLS if reason == "stop" and called else reason
 
@@ -84,14 +84,14 @@ class CallReader(BlockReader):
         return bool(called)
 
     def _markers(self) -> Iterator[int]:
-        """Indexes of markers, at which a call may begin."""
+        """Find the indexes of markers, at which a call may begin."""
         marker = self._style.marker
         if self._style.anchored:
             return iter([0] if self._unread.startswith(marker) and not self._has_text else [])
         return (match.start() for match in re.finditer(re.escape(marker), self._unread))
 
     def _call_begins(self, at: int) -> bool | None:
-        """Whether a call begins at this marker, not text about calls. None: the text is too short to know."""
+        """Return whether a call begins at this marker, not text about calls. None: the text is too short to know."""
         text, style = self._unread[at : at + MAX_HEAD_CHARS], self._style
         begun, rest = _past_words(text, style.first + style.opening)
         if begun:
@@ -101,14 +101,14 @@ class CallReader(BlockReader):
         return False if begun is None and len(text) == MAX_HEAD_CHARS else begun
 
     def _past_id(self, text: str) -> tuple[bool | None, str]:
-        """As `_past_words`, for an id before the arguments, which may be missing."""
+        """Pass an id before the arguments, which may be missing, as `_past_words` does."""
         begun, rest = _past_words(text, self._style.id_before)
         if begun is False:
             return True, text
         return begun, rest.lstrip(" ").lstrip(ID_CHARS) if self._style.id_before else text
 
     def _n_marker_start(self) -> int:
-        """The number of characters at the end that may be the beginning of a marker."""
+        """Return the number of characters at the end that may be the beginning of a marker."""
         marker = self._style.marker
         if self._style.anchored:
             return len(self._unread) if not self._has_text and marker.startswith(self._unread) else 0
@@ -129,15 +129,14 @@ class CallReader(BlockReader):
         return True
 
     def _id(self, written: str) -> str:
-        """The id of a call: what the model has `written`, if it is an id, and a new one."""
-        call_id = (
-            written if SHORT_ID.fullmatch(written) and written not in self._ids else self._style.new_id(self._source)
-        )
+        """Return the id of a call: what the model has `written` if that is an id and a new one, else one of ours."""
+        is_new_id = SHORT_ID.fullmatch(written) and written not in self._ids
+        call_id = written if is_new_id else self._style.new_id(self._source)
         self._ids.add(call_id)
         return call_id
 
     def _id_after(self) -> str:
-        """What is written as the id after the arguments, if that has arrived."""
+        """Return what is written as the id after the arguments, if that has arrived."""
         if self._style.id_after is None or (end := ObjectEnd().find(self._unread)) is None:
             return ""
         opening, closing = self._style.id_after
@@ -145,7 +144,7 @@ class CallReader(BlockReader):
         return after.removeprefix(opening).partition(closing)[0] if after.startswith(opening) else ""
 
     def _past(self, words: str, state: Callable[[bool], bool]) -> str | None:
-        """The text before the next `words`; then `state` is the next state. None: they have not arrived."""
+        """Return the text before the next `words`; then `state` is the next state. None: they have not arrived."""
         before, found, after = self._unread.partition(words)
         if not found:
             return None
@@ -164,7 +163,7 @@ class CallReader(BlockReader):
 
 
 def _past_words(text: str, words: str) -> tuple[bool | None, str]:
-    """Whether a text begins with the words, and the rest. None: it is too short to know.
+    """Return whether a text begins with the words, and the text after them. None: it is too short to know.
 
     Spaces do not count: there may be one after a control token.
     """

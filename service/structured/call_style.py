@@ -57,18 +57,18 @@ class Style:
     short_ids: bool = False
 
     def control(self, tokenizer: Tokenizer) -> frozenset[str]:
-        """The names of the control tokens that the reader of calls needs in the text."""
+        """Return the names of the control tokens that the reader of calls needs in the text."""
         words = self.first + self.opening + self.id_before + self.middle
         return frozenset(name for name in tokenizer.control if name in words)
 
     def new_id(self, source: Random) -> str:
-        """A new id of a call. Mistral's formats require nine letters or digits."""
+        """Return a new id of a call. Mistral's formats require nine letters or digits."""
         if self.short_ids:
             return "".join(source.choice(ID_CHARS) for _ in range(9))
         return f"call_{source.getrandbits(96):024x}"
 
     def with_ids(self, messages: Sequence[Json]) -> Sequence[Json]:
-        """The messages with call ids that the format accepts. Another id becomes a short one, always the same."""
+        """Return the messages with call ids that the format accepts. One id always becomes the same short one."""
         return [self._with_ids(message) for message in messages] if self.short_ids else messages
 
     def _with_ids(self, message: Json) -> Json:
@@ -94,13 +94,7 @@ MISTRAL = Style(
     short_ids=True,
 )
 ARGS = Style(
-    marker="[TOOL_CALLS]",
-    first="",
-    opening="[TOOL_CALLS]",
-    middle="[ARGS]",
-    closing="",
-    between="",
-    short_ids=True,
+    marker="[TOOL_CALLS]", first="", opening="[TOOL_CALLS]", middle="[ARGS]", closing="", between="", short_ids=True
 )
 LLAMA = Style(
     marker='{"name": "',
@@ -130,14 +124,14 @@ STYLES: Mapping[str, Style] = {
 
 
 def style_of(served: ServedModel) -> Style:
-    """The style of the model's chat format, or the style that `tool_prompt` explains where the format has no tools."""
+    """Return the style of the model's chat format; without tools in the format, the one that `EXPLANATION` teaches."""
     return STYLES[(served.chat and served.chat.call_style) or "hermes"]
 
 
 def call_constraint(
     calls: AllowedCalls, style: Style, tokenizer: Tokenizer, otherwise: Constraint | None = None
 ) -> Constraint:
-    """The constraint of an answer that may call, or must. Without calls it follows `otherwise`, or is any text.
+    """Return the constraint of an answer that may call, or must. Without calls it follows `otherwise`, or is any text.
 
     Raises InvalidRequest for parameters that are not the schema of an object.
     """
@@ -156,12 +150,12 @@ def call_constraint(
 
 
 def _arguments(number: int, function: Function, *, enforced: bool) -> Json:
-    """The grammar of a call's arguments. By itself it has errors that show no rules of ours."""
+    """Return the grammar of a call's arguments. It stands by itself: its errors have no rules of ours."""
     return {"name": f"arguments{number}", "json_schema": _parameters(function, enforced=enforced)}
 
 
 def _calls(calls: AllowedCalls, style: Style, tokenizer: Tokenizer) -> Iterator[str]:
-    """The rules for `calls`: one call or more, of which `others` are all but the first."""
+    """Yield the rules for `calls`: one call or more, of which `others` are all but the first."""
     for number, function in enumerate(calls.functions):
         opening = _words(style.opening + function.name, tokenizer)
         middle, closing = _words(style.middle, tokenizer), _words(style.closing, tokenizer)
@@ -174,7 +168,7 @@ def _calls(calls: AllowedCalls, style: Style, tokenizer: Tokenizer) -> Iterator[
 
 
 def _ids(style: Style, tokenizer: Tokenizer) -> tuple[str, str]:
-    """What may be before and after the arguments of a call: the id that the model writes."""
+    """Return the rules for the id that the model writes before the arguments of a call, and for one after them."""
     before, after = "", ""
     if style.id_before:
         before = f"({_words(style.id_before, tokenizer)} /{SHORT_ID.pattern}/)?"
@@ -185,7 +179,7 @@ def _ids(style: Style, tokenizer: Tokenizer) -> tuple[str, str]:
 
 
 def _text_or_calls(style: Style, tokenizer: Tokenizer) -> Iterator[str]:
-    """The rules for `start`: free text or calls. Not anchored, calls may follow text."""
+    """Yield the rules for `start`: free text or calls. Not anchored, calls may follow text."""
     if style.marker in tokenizer.control:
         yield f"start: TEXT {'| calls' if style.anchored else 'calls?'}"
         spelled = rf"(.|\n)*{re.escape(style.marker)}(.|\n)*"  # the text would be read as the control token
@@ -200,7 +194,7 @@ def _text_or_calls(style: Style, tokenizer: Tokenizer) -> Iterator[str]:
 
 
 def _words(text: str, tokenizer: Tokenizer) -> str:
-    """Fixed text in Lark. SentencePiece may put a space after a control token."""
+    """Write fixed text in Lark. SentencePiece may put a space after a control token."""
     parts = re.split(f"({control_pattern(tokenizer.control).pattern})", text)
     space = ' " "?' if tokenizer.strips_leading_space else ""
     tokens = [f"<[{tokenizer.control[part]}]>{space}" if n % 2 else json.dumps(part) for n, part in enumerate(parts)]
@@ -208,7 +202,7 @@ def _words(text: str, tokenizer: Tokenizer) -> str:
 
 
 def _parameters(function: Function, *, enforced: bool) -> Json:
-    """The schema of a call's arguments: any object, unless the schema is `enforced` or strict."""
+    """Return the schema of a call's arguments: any object, unless the schema is `enforced` or strict."""
     if not enforced and not function.strict:
         return ANY_ARGUMENTS
     schema = NO_PARAMETERS if function.parameters is None else function.parameters
@@ -218,8 +212,7 @@ def _parameters(function: Function, *, enforced: bool) -> Json:
     return with_spaces({"type": "object"} | schema, "tools")
 
 
-KEPT = ("role", "name", THOUGHT, PARTS)
-
+FIELDS = ("role", "name", THOUGHT, PARTS)
 EXPLANATION = """You may call functions to help with the request. These are their signatures:
 <tools>
 {tools}
@@ -231,7 +224,7 @@ For each call answer with its name and arguments as a JSON object in these tags:
 
 
 def explained(messages: Sequence[Json], functions: Sequence[Function]) -> list[Json]:
-    """The messages as text alone: a system message describes the functions; calls and results are texts."""
+    """Write the messages as text alone: a system message describes the functions; calls and results are texts."""
     plain: list[Json] = []
     for message in messages:
         if message["role"] == "tool":
@@ -243,10 +236,9 @@ def explained(messages: Sequence[Json], functions: Sequence[Function]) -> list[J
         else:
             calls = [_call_text(call["function"]) for call in message.get("tool_calls", ())]
             content = "\n".join(filter(None, [message["content"], *calls]))
-            plain.append({key: message[key] for key in KEPT if key in message} | {"content": content})
-    return _with_signatures(
-        [{key: text for key, text in item.items() if key != "answers"} for item in plain], functions
-    )
+            plain.append({key: message[key] for key in FIELDS if key in message} | {"content": content})
+    texts = [{key: text for key, text in item.items() if key != "answers"} for item in plain]
+    return _with_signatures(texts, functions)
 
 
 def _call_text(function: Json) -> str:

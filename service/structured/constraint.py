@@ -1,4 +1,4 @@
-"""Structured output: the grammar for the fields of a request, and its trial in a process that a bad one may kill."""
+"""Structured output: the grammar of a request's fields, and its trial in a process that a bad grammar may kill."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ SHORT_ESCAPES = 'nrbtf\\"'
 """Escapes without \\u, which could write a declared name in a second way where other names are allowed."""
 ANY_OBJECT: Json = {"type": "object"}
 OBJECT_OR_LIST: Json = {"anyOf": [{"type": "object"}, {"type": "array"}]}
-"""The schema that Mistral's models were told for json_object."""
+"""The schema for json_object that Mistral's models know."""
 
 
 class Constraint(NamedTuple):
@@ -44,7 +44,7 @@ class Constraint(NamedTuple):
     schema: Json | None = None
 
     def serialized(self) -> str:
-        """The grammar as text. Raises InvalidRequest if it is too long, or has numbers that are not JSON."""
+        """Return the grammar as text. Raises InvalidRequest if it is too long, or has numbers that are not JSON."""
         names = " and ".join(self.fields)
         try:
             text = json.dumps(self.grammar, allow_nan=False)
@@ -62,7 +62,7 @@ def _check_length(text: str, names: str, param: str) -> None:
 
 
 def constraint(body: StructuredOutputBody) -> Constraint | None:
-    """The constraint that a request contains, if any. Raises InvalidRequest for two of them, or a wrong schema."""
+    """Return the constraint of a request, if there is one. Raises InvalidRequest for two, or a wrong schema."""
     found = [*_response_format(body.response_format), *_structured_outputs(body.structured_outputs), *_guided(body)]
     if len(found) > 1:
         message = f"{found[0][0]} and {found[1][0]} exclude each other: send only one of them"
@@ -71,31 +71,31 @@ def constraint(body: StructuredOutputBody) -> Constraint | None:
 
 
 Make = Callable[[Any, str], Constraint]
-"""What makes the constraint of a field from its value and its name."""
+"""Makes the constraint of a field from its value and its name."""
 Found = tuple[str, Make, Any]
 
 
-def _response_format(wanted: ResponseFormat | None) -> list[Found]:
-    if wanted is not None and wanted.schema_ is not None and wanted.type != "json_object":
-        param, kind = "response_format.schema", quoted(wanted.type)
+def _response_format(chosen: ResponseFormat | None) -> list[Found]:
+    if chosen is not None and chosen.schema_ is not None and chosen.type != "json_object":
+        param, kind = "response_format.schema", quoted(chosen.type)
         raise InvalidRequest(f"{param} is allowed only with type json_object, got type {kind}", param=param)
-    if wanted is not None and wanted.json_schema is not None and wanted.type != "json_schema":
-        param, kind = "response_format.json_schema", quoted(wanted.type)
+    if chosen is not None and chosen.json_schema is not None and chosen.type != "json_schema":
+        param, kind = "response_format.json_schema", quoted(chosen.type)
         raise InvalidRequest(f"{param} is allowed only with type json_schema, got type {kind}", param=param)
-    if wanted is None or wanted.type == "text":
+    if chosen is None or chosen.type == "text":
         return []
-    if wanted.type == "json_object":
-        return [("response_format", object_constraint, wanted.schema_)]
-    if wanted.json_schema is None or wanted.json_schema.schema_ is None:
+    if chosen.type == "json_object":
+        return [("response_format", object_constraint, chosen.schema_)]
+    if chosen.json_schema is None or chosen.json_schema.schema_ is None:
         param = "response_format.json_schema"
         raise InvalidRequest(f"{param}.schema is required with type json_schema", param=param)
-    return [("response_format", json_constraint, wanted.json_schema.schema_)]
+    return [("response_format", json_constraint, chosen.json_schema.schema_)]
 
 
-def _structured_outputs(wanted: StructuredOutputs | None) -> list[Found]:
-    if wanted is None:
+def _structured_outputs(chosen: StructuredOutputs | None) -> list[Found]:
+    if chosen is None:
         return []
-    found = _named("structured_outputs.", wanted.model_dump(by_alias=True))
+    found = _named("structured_outputs.", chosen.model_dump(by_alias=True))
     if not found:
         names = ", ".join([*_MAKERS, "json_object"])
         raise InvalidRequest(f"structured_outputs must have one of {names}", param="structured_outputs")
@@ -118,14 +118,14 @@ def _named(prefix: str, values: Mapping[str, Any]) -> list[Found]:
 
 
 def object_constraint(schema: Json | None, field: str) -> Constraint:
-    """The constraint of any JSON object, or of a schema if there is one. Raises InvalidRequest."""
+    """Return the constraint of any JSON object, or of a schema if there is one. Raises InvalidRequest."""
     if schema is not None:
         return json_constraint(schema, field)
     return json_constraint(ANY_OBJECT, field)._replace(schema=OBJECT_OR_LIST)
 
 
 def json_constraint(schema: Json | str, field: str) -> Constraint:
-    """The constraint of JSON that follows a schema. Raises InvalidRequest."""
+    """Return the constraint of JSON that follows a schema. Raises InvalidRequest."""
     value: Any = schema
     try:
         if isinstance(schema, str):
@@ -139,7 +139,7 @@ def json_constraint(schema: Json | str, field: str) -> Constraint:
 
 
 def with_spaces(schema: Json, field: str) -> Json:
-    """The schema with options for llguidance.
+    """Return the schema with options for llguidance.
 
     Raises InvalidRequest for options of the client: they could make llguidance ignore parts of the schema.
     """
@@ -154,7 +154,7 @@ def with_spaces(schema: Json, field: str) -> Json:
 
 
 def regex_grammar(regex: str, field: str) -> Json:
-    """The grammar of texts that match a regular expression as a whole. Raises InvalidRequest for a long one."""
+    """Return the grammar of texts that match a regular expression as a whole. Raises InvalidRequest for a long one."""
     _check_length(regex, field, field)  # its conversion takes time in this process
     from llguidance import regex_to_lark
 
@@ -162,7 +162,7 @@ def regex_grammar(regex: str, field: str) -> Json:
 
 
 def choice_grammar(choices: list[str], field: str) -> Json:
-    """The grammar of a choice among texts."""
+    """Return the grammar of a choice among texts."""
     if not choices:
         raise InvalidRequest(f"{field} must not be an empty list", param=field)
     alternatives = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
@@ -183,7 +183,6 @@ _MAKERS: Mapping[str, Make] = {
     "choice": _by(choice_grammar),
     "grammar": _by(lark_grammar),
 }
-
 
 MAX_REMEMBERED = 1024
 MAX_TOTAL_CHARS = 2**23

@@ -1,10 +1,10 @@
 """Changes to JSON schemas before llguidance compiles them.
 
-Objects are closed: they have only the declared properties. Bounds that llguidance misreads are written differently.
-So is what is valid JSON Schema and asks nothing of the answer, or asks it in a way that llguidance does not read.
+Objects are closed: they have only the declared properties. The rules also change bounds that llguidance misreads,
+keywords that it does not read in the way that they are written, and leave out keywords that constrain nothing.
 
-llguidance reads numbers as doubles: another number must not take the place of one. A bound may move inward, because
-every answer within the closer bound is within the other. A value of `const` or `enum` may not change.
+llguidance reads numbers as doubles, and must not read another number. A bound may move inward, because every answer
+within the closer bound is within the other. A value of `const` or `enum` may not change.
 """
 
 import math
@@ -33,7 +33,7 @@ COUNTS_OTHERS = ("additionalProperties", "minProperties")
 
 COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
-"""The values of `format` that are enforced. JSON Schema makes any other one a remark."""
+"""The values of `format` that are enforced. In JSON Schema any other value is a remark."""
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "uniqueItems": (False,),
     "dependentRequired": ({},),
@@ -45,7 +45,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "minContains": (0,),
     "not": (False,),
 }
-"""Keywords that llguidance refuses -> values that ask nothing."""
+"""Keywords that llguidance refuses -> values that constrain nothing."""
 DIALECTS = "json-schema.org/"
 
 
@@ -54,11 +54,11 @@ class _Joined(Exception):
 
 
 def closed(schema: Json) -> Json:
-    """The schema with `additionalProperties: false` in objects that have `properties` and do not say otherwise.
+    """Return the schema with `additionalProperties: false` in objects that have `properties` and do not say otherwise.
 
     Without it a model adds properties of its own until max_tokens. A schema that joins others (`allOf`) stays as it is,
-    because one of them may declare properties that another does not. `oneOf` stays as it is too, because a value could
-    then match two schemas. With a discriminator it is changed: the discriminator becomes required, and distinguishes
+    because one of them may declare properties that another does not. `oneOf` stays as it is, because a value could then
+    match two schemas. With a discriminator `oneOf` is changed: the discriminator becomes required, and distinguishes
     the schemas.
     """
     try:
@@ -91,14 +91,14 @@ def _joins(schema: Json) -> bool:
 
 
 def _tag(schema: Json) -> str | None:
-    """The discriminator of `oneOf`, as OpenAPI and pydantic declare it."""
+    """Return the discriminator of `oneOf`, as OpenAPI and pydantic declare it."""
     discriminator = schema.get("discriminator")
     name = discriminator.get("propertyName") if isinstance(discriminator, dict) and "oneOf" in schema else None
     return name if isinstance(name, str) else None
 
 
 def inner(key: str, value: Any, change: Callable[[Any], Any]) -> Any:
-    """The value of a keyword, with `change` made to the schemas in it."""
+    """Return the value of a keyword, with `change` made to the schemas in it."""
     if key in MAPS and isinstance(value, dict):
         return {name: change(schema) for name, schema in value.items()}
     if key in VALUES or key.startswith("x-"):
@@ -107,7 +107,7 @@ def inner(key: str, value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def each(schema: Any, rule: Callable[[Json], Json]) -> Any:
-    """The schema with a rule applied to each schema in it, then to itself."""
+    """Return the schema with a rule applied to each schema in it, then to itself."""
     if not isinstance(schema, dict):
         return schema
     within = partial(each, rule=rule)
@@ -115,7 +115,7 @@ def each(schema: Any, rule: Callable[[Json], Json]) -> Any:
 
 
 def bounded(schema: Json) -> Json:
-    """The schema with inclusive bounds in place of exclusive ones that llguidance would read as inclusive.
+    """Return the schema with inclusive bounds in place of exclusive ones that llguidance would read as inclusive.
 
     It misreads whole numbers whose other bound is less than 1 further from 0, as in "above 0, at most 0.5".
     """
@@ -134,7 +134,7 @@ def bounded(schema: Json) -> Json:
 
 
 def readable(schema: Json) -> Json:
-    """The schema without keywords that ask nothing of the answer, and with whole numbers where llguidance needs them.
+    """Return the schema without keywords that constrain nothing, and with whole numbers where llguidance needs them.
 
     It leaves out formats that are not known, and `$schema` of a dialect that is not known.
     """
@@ -158,7 +158,7 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 
 def exact(schema: Json) -> Json:
-    """The schema with numbers that llguidance reads exactly. Raises ValueError if there are none for it."""
+    """Return the schema with numbers that llguidance reads exactly. Raises ValueError if there are none for it."""
     changed = dict(schema)
     for name in ("const", "enum"):
         for number in _numbers(changed.get(name)):
@@ -194,7 +194,7 @@ def _is_exact(number: float) -> bool:
 
 
 def _inward(name: str, bound: float) -> int:
-    """The nearest double that is not beyond the bound, from -LARGEST to LARGEST."""
+    """Return the nearest double that is not beyond the bound, from -LARGEST to LARGEST."""
     sign = 1 if name in UPPER else -1  # an upper bound moves down, a lower one up
     outer = max(-LARGEST, min(LARGEST, sign * int(bound)))
     if sign * int(bound) < -LARGEST:
@@ -204,13 +204,13 @@ def _inward(name: str, bound: float) -> int:
 
 
 def _number(schema: Json, name: str) -> float | None:
-    """The bound of a name. None without one, and for what is no number in JSON."""
+    """Return the bound of a name; None without one, and for what is no number in JSON."""
     value = schema.get(name)
     return value if type(value) is int or (type(value) is float and math.isfinite(value)) else None
 
 
 def countable(schema: Json) -> Json:
-    """The schema itself. Raises ValueError where one name could count twice: the grammar does not know earlier ones."""
+    """Return the schema. Raises ValueError where one name could count twice: the grammar does not know earlier ones."""
     least, names = schema.get("minProperties"), schema.get("required", [])
     others = schema.get("patternProperties") or schema.get("additionalProperties") is not False
     if _is_number(least) and isinstance(names, list) and others and least > len(set(map(str, names))) + 1:
@@ -223,7 +223,7 @@ RULES = (readable, exact, bounded, countable, patterned)
 
 
 def enforceable(schema: Json) -> Any:
-    """The schema as llguidance reads it right. Raises ValueError, naming the keyword, if there is none."""
+    """Return the schema as llguidance reads it right. Raises ValueError, naming the keyword, if there is none."""
     changed = schema
     for rule in RULES:
         changed = each(changed, rule)
@@ -231,7 +231,7 @@ def enforceable(schema: Json) -> Any:
 
 
 def mixes_names(schema: Json) -> bool:
-    """Whether an object of the schema has two kinds of names: declared ones, those of patterns, and any others."""
+    """Return whether an object has two kinds of names: declared ones, those of patterns, and any others."""
     mixed = []
 
     def note(part: Json) -> Json:

@@ -32,7 +32,7 @@ BESIDE: Mapping[object, Json] = {
     "date-time": {"pattern": f"^{DAY}[tT].*{SECOND}$"},
     "hostname": {"maxLength": 253},
 }
-"""Formats that llguidance reads too widely -> what must hold too. Python has no year 0 and no second 60."""
+"""Formats that llguidance reads too widely -> the rules that must hold too. Python has no year 0 and no second 60."""
 
 
 def formatted(schema: Json) -> Json:
@@ -42,7 +42,7 @@ def formatted(schema: Json) -> Json:
 
 
 def patterned(schema: Json) -> Json:
-    """The schema with patterns that llguidance reads right. Raises ValueError if there are none."""
+    """Return the schema with patterns that llguidance reads right. Raises ValueError if there are none."""
     changed = dict(schema)
     if isinstance(pattern := schema.get("pattern"), str):
         changed["pattern"] = narrowed(pattern)
@@ -54,10 +54,10 @@ def patterned(schema: Json) -> Json:
 
 
 def narrowed(pattern: str) -> str:
-    """The pattern with classes that do not match U+001F. Raises ValueError where it is meant outside of a class.
+    """Return the pattern with classes that do not match U+001F. Raises ValueError where it is meant outside of a class.
 
     llguidance writes a class with all control characters as all escapes of JSON, with those of the quote and the
-    backslash. It joins the classes of an alternation into one. So each class leaves out U+001F: then no union has all
+    backslash. It joins the classes of an alternation into one. Where each class leaves out U+001F, no union has all
     control characters.
     """
     return TOKEN.sub(_narrowed, pattern)

@@ -12,7 +12,7 @@ from service.receipts.receipt import Signed
 
 STOP_REASONS = {row.name: row.anthropic for row in FINISHES.values() if row.anthropic}
 StopReason = Annotated[str | None, WithJsonSchema({"enum": [*STOP_REASONS.values(), "stop_sequence"]})]
-"""None only while a stream begins."""
+"""It is None only while a stream begins."""
 
 
 class TextContent(TypedDict):
@@ -56,7 +56,7 @@ class AppliedEdits(TypedDict):
 
 
 class Reported(TypedDict):
-    """What answers the field `context_management`, if the request has it."""
+    """The answer to the field `context_management`, if the request has it."""
 
     context_management: NotRequired[AppliedEdits]
 
@@ -70,7 +70,7 @@ class InputTokens(TypedDict):
 
 
 class CountedTokens(InputTokens):
-    """`context_management` answers the field of the request."""
+    """The number of tokens of a prompt. `context_management` answers the field of the request."""
 
     context_management: NotRequired[OriginalTokens]
 

@@ -1,4 +1,4 @@
-"""The field `context_management` of Anthropic's Messages API: what is left out of earlier messages, and the report."""
+"""The field `context_management` of Anthropic's Messages API: it leaves out parts of messages, and reports them."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ PLACEHOLDER = "[cleared]"
 
 @dataclass(frozen=True)
 class Draft:
-    """A conversation, whose prompt is written once it is needed."""
+    """A conversation. Its prompt is written when it is first used."""
 
     chat: Chat
     served: ServedModel
@@ -36,14 +36,14 @@ class Draft:
 
     @cached_property
     def n_tokens(self) -> int:
-        """The number of tokens of the prompt. One that is too long to tokenize has at least so many."""
+        """Return the number of tokens of the prompt; for one that is too long to tokenize, the least that it can be."""
         try:
             return len(self.prompt[0])
         except ContextExceeded as error:
             return error.prompt
 
     def with_messages(self, messages: Sequence[Json]) -> "Draft":
-        """The conversation of these messages, which have some of the images."""
+        """Return the conversation with these messages in place of its own. They may have lost images."""
         chat = replace(self.chat, messages=messages)
         left = {id(part) for _, part in chat.media}
         pairs = zip(self.chat.media, self.media, strict=True) if self.media else ()
@@ -65,13 +65,11 @@ class ClearToolUses(Body):
 
     type: Literal["clear_tool_uses_20250919"] = Field(description='"clear_tool_uses_20250919".')
     trigger: InputTokensLimit | ToolUses | None = optional(
-        "The results are cleared if the prompt has more tokens, or the messages more calls, than this. Default: "
+        "Results are cleared if the prompt has more tokens, or the messages have more calls, than this. Default: "
         "100000 tokens."
     )
     keep: ToolUses | None = optional("The number of the last calls whose results stay. Default: 3.")
-    clear_at_least: InputTokensLimit | None = optional(
-        "Nothing is cleared if that leaves out fewer tokens. Default: 1."
-    )
+    clear_at_least: InputTokensLimit | None = optional("Nothing is cleared if that saves fewer tokens. Default: 1.")
     exclude_tools: Items[str] | None = optional("The names of tools whose results stay.", max_length=MAX_TOOLS)
     clear_tool_inputs: bool | Items[str] | None = optional(
         "true: the arguments of such a call are left out too. A list: those of these tools. Default: false."
@@ -82,7 +80,7 @@ class ClearToolUses(Body):
         return max(1, self.clear_at_least.value if self.clear_at_least else 1)
 
     def clear(self, draft: Draft) -> tuple[Sequence[Json], int]:
-        """The messages without old results, and the number of these."""
+        """Return the messages without old results, and the number of results that were left out."""
         messages = draft.chat.messages
         calls = [(call["id"], call["function"]["name"]) for each in messages for call in each.get("tool_calls", ())]
         trigger = self.trigger or InputTokensLimit(type="input_tokens", value=100_000)
@@ -101,7 +99,7 @@ class ClearToolUses(Body):
         return message
 
     def _bare(self, call: Json) -> Json:
-        """The call without its arguments, if those of its tool are left out."""
+        """Return the call, without its arguments if those of its tool are left out."""
         name, tools = call["function"]["name"], self.clear_tool_inputs
         return call if isinstance(tools, list) and name not in tools else plain_call(call["id"], name, {})
 
@@ -119,7 +117,7 @@ class KeepTurns(Body):
 
 
 class ClearThinking(Body):
-    """Leave out thoughts of earlier turns. A turn is what the assistant says between two user messages with text, so a
+    """Leave out thoughts of earlier turns. A turn is all that the assistant says between two user messages with text: a
     loop of calls and results is one turn.
     """
 
@@ -130,10 +128,10 @@ class ClearThinking(Body):
     )
 
     def clear(self, draft: Draft) -> tuple[Sequence[Json], int]:
-        """The messages without the thoughts that do not stay, and the number of turns that lose them."""
+        """Return the messages without the thoughts that do not stay, and the number of turns that lose them."""
         if self.keep == "all" or isinstance(self.keep, KeepAll):
             return draft.chat.messages, 0
-        n_kept = self.keep.value if isinstance(self.keep, KeepTurns) else 1
+        n_last = self.keep.value if isinstance(self.keep, KeepTurns) else 1
         left: list[Json] = []
         n_turns, thinks = 0, False  # the later turns with a thought, and whether this one has any
         for message in reversed(draft.chat.messages):
@@ -141,8 +139,8 @@ class ClearThinking(Body):
                 n_turns, thinks = n_turns + thinks, False
             thinks = thinks or bool(message.get(THOUGHT))
             without = {key: value for key, value in message.items() if key != THOUGHT}
-            left.append(message if n_turns < n_kept else without)
-        return left[::-1], max(0, n_turns + thinks - n_kept)
+            left.append(message if n_turns < n_last else without)
+        return left[::-1], max(0, n_turns + thinks - n_last)
 
     def applied(self, cleared: int, n_tokens: int) -> AppliedEdit:
         return {"type": self.type, "cleared_thinking_turns": cleared, "cleared_input_tokens": n_tokens}
@@ -151,13 +149,11 @@ class ClearThinking(Body):
 class ContextManagement(Body):
     """Changes to earlier messages."""
 
-    edits: Items[ClearToolUses | ClearThinking] | None = optional(
-        "The changes, which are applied in this order.", max_length=2
-    )
+    edits: Items[ClearToolUses | ClearThinking] | None = optional("The changes, in their order.", max_length=2)
 
 
 def edited(management: ContextManagement | None, draft: Draft) -> tuple[Draft, list[AppliedEdit]]:
-    """The conversation after the edits, and the report of those that left out something."""
+    """Return the conversation after the edits, and the report of those that left out something."""
     applied: list[AppliedEdit] = []
     for edit in (management and management.edits) or ():
         messages, cleared = edit.clear(draft)

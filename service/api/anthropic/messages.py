@@ -57,8 +57,8 @@ OF_ROLES: dict[str, tuple[type[Body], ...]] = {
 }
 """The types of blocks that a message of this role must not have."""
 BILLING = "x-anthropic-billing-header:"
-"""The beginning of a line that Claude Code puts before its system prompt. It differs in each request, and no model
-needs it: it would keep the prompt out of the prefix cache."""
+"""The beginning of a line that Claude Code puts before its system prompt. It differs in each request, so that no prompt
+would begin with a cached prefix, and no model needs it."""
 
 
 class MessageParam(Body):
@@ -76,7 +76,7 @@ class MessageParam(Body):
     @field_validator("role", mode="before")
     @classmethod
     def _check_role(cls, role: Any) -> Any:
-        """Claude Code knows the refusal of a role by these words, and leaves such messages out."""
+        """Refuse a role in the words that Claude Code knows: it then leaves such messages out."""
         if role not in [*OF_ROLES]:
             words = "Input should be 'user' or 'assistant', or 'system' with text"
             raise unsupported(None, f"{quoted(role)} is not supported: {words}")
@@ -119,25 +119,17 @@ class OutputConfig(Body):
 class ConversationBody(ModelBody):
     """The request body of `POST /v1/messages/count_tokens`; `POST /v1/messages` has more fields."""
 
-    harmless = only(
-        cache_control=HINTS,
-        mcp_servers=([],),
-        speed=("standard",),
-    )
+    harmless = only(cache_control=HINTS, mcp_servers=([],), speed=("standard",))
     messages: Items[MessageParam] = Field(
         max_length=MAX_ITEMS,
         description="At least one message. If the last is an assistant message, the answer continues it.",
     )
     context_management: ContextManagement | None = optional("Changes to earlier messages.")
     output_config: OutputConfig | None = optional("Options of the answer: `effort` and `format`.")
-    system: Texts | None = optional(
-        f"The system prompt: a string, or a list of text blocks. A first line `{BILLING} ...` is left out."
-    )
+    system: Texts | None = optional(f"The system prompt. A first line `{BILLING} ...` is left out.")
     thinking: ThinkingConfig | None = optional("Whether the model thinks, and how long. Default: the model decides.")
     tools: Items[AnyTool] | None = optional("The tools that the model may call.", max_length=MAX_TOOLS)
-    tool_choice: ToolChoice | None = optional(
-        "Which tools the model may call. Default: auto with tools, otherwise none."
-    )
+    tool_choice: ToolChoice | None = optional("Which tools the model may call. Default: auto with tools, else none.")
 
     def check(self) -> None:
         if not self.messages:
@@ -149,11 +141,11 @@ class ConversationBody(ModelBody):
 
     @cached_property
     def calls(self) -> AllowedCalls:
-        """Raises InvalidRequest."""
+        """Return the functions that the answer may call. Raises InvalidRequest."""
         return (self.tool_choice or ToolChoice(type="auto")).allowed_calls([tool.function for tool in self.tools or ()])
 
     def chat(self) -> Chat:
-        """What the body asks, as `Chat`. Raises InvalidRequest. Large schemas take time: not for the event loop."""
+        """Return the conversation to answer. Raises InvalidRequest. Large schemas take time: not for the event loop."""
         words = _without_billing(self.system)
         groups = groupby(enumerate(self.messages), key=lambda entry: entry[1].role)
         messages = [message for role, group in groups for message in _plain(role, [*group])]
@@ -163,12 +155,12 @@ class ConversationBody(ModelBody):
             words = f"{words}\n\n{messages.pop(0)['content']}"
         system = [{"role": "system", "content": words}] if words else []
         config = self.output_config or OutputConfig()
-        form = config.format
+        format_ = config.format
         return Chat(
             system + messages,
             self.calls,
             options,
-            json_constraint(form.schema_, "output_config.format") if form else None,
+            json_constraint(format_.schema_, "output_config.format") if format_ else None,
             reasoning=options_of(self.thinking, config.effort),
         )
 
@@ -194,9 +186,7 @@ class MessagesBody(ConversationBody, StreamBody):
     metadata: Metadata | None = optional("Metadata: only `user_id` is supported.")
     user_profile_id: str | None = optional("Whom the request is for. It has no effect.", max_length=MAX_USER)
     workspace_id: str | None = optional("The client's workspace. It has no effect.", max_length=MAX_USER)
-    stop_sequences: Items[Sentence] | None = optional(
-        "Strings that end the text; it ends before them.", max_length=MAX_STOPS
-    )
+    stop_sequences: Items[Sentence] | None = optional("Strings before which the text ends.", max_length=MAX_STOPS)
     seed: int | None = ranged("seed")
     temperature: float | None = ranged("temperature")
     top_p: float | None = ranged("top_p")
@@ -224,12 +214,17 @@ class MessagesBody(ConversationBody, StreamBody):
 
 
 def _plain(role: str, messages: Sequence[tuple[int, MessageParam]]) -> list[Json]:
-    """Consecutive messages of one role for a chat format: tool results, then one message with all else.
+    """Join consecutive messages of one role for a chat format: tool results, then one message with all else.
 
     Each message comes with its index in the request.
     """
     blocks = [block for _, message in messages for block in message.blocks]
-    results = [result for index, message in messages for result in _results(message, f"messages[{index}].content")]
+    results = [
+        block.plain(f"messages[{index}].content[{at}]")
+        for index, message in messages
+        for at, block in enumerate(message.blocks)
+        if isinstance(block, ToolResult)
+    ]
     calls = [block.plain() for block in blocks if isinstance(block, ToolUse)]
     thought = "\n\n".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock) and block.thinking)
     pieces = _joined([pieces_of(message.content, f"messages[{index}].content") for index, message in messages])
@@ -240,14 +235,8 @@ def _plain(role: str, messages: Sequence[tuple[int, MessageParam]]) -> list[Json
     return [*results, {"role": role, **contents(pieces), **known}]
 
 
-def _results(message: MessageParam, place: str) -> list[Json]:
-    return [
-        block.plain(f"{place}[{index}]") for index, block in enumerate(message.blocks) if isinstance(block, ToolResult)
-    ]
-
-
 def _joined(messages: Sequence[Sequence[str | Json]]) -> list[str | Json]:
-    """The pieces of several messages in one, with a blank line where the texts of two meet."""
+    """Join the pieces of several messages, with a blank line where the texts of two meet."""
     joined: list[str | Json] = []
     for pieces in messages:
         meet = joined and pieces and isinstance(joined[-1], str) and isinstance(pieces[0], str)
@@ -256,7 +245,7 @@ def _joined(messages: Sequence[Sequence[str | Json]]) -> list[str | Json]:
 
 
 def _without_billing(system: str | list[TextBlock] | None) -> str:
-    """The text of the system prompt without the first line of its first block, if that is the billing line."""
+    """Return the text of the system prompt without the first line of its first block, if that is the billing line."""
     texts = [block.text for block in system] if isinstance(system, list) else [system or ""]
     if texts and texts[0].startswith(BILLING):
         texts[0] = texts[0].partition("\n")[2]

@@ -87,7 +87,7 @@ class MessageShape(TypedEvents):
         return []
 
     def whole(self, parts: Sequence[Delta], usage: Usage, timings: Timings) -> MessageAnswer:
-        """The message that the events build."""
+        """Return the message that the events build."""
         self.chunks(0, parts[0], usage)
         return {**self._message(parts[0], usage), "timings": timings}
 
@@ -143,7 +143,7 @@ def _content(block: AnswerBlock, text: str = "", signature: str = "") -> Content
 
 
 def usage_json(usage: Usage) -> MessageUsage:
-    """Anthropic's `input_tokens` do not count those that were read from the cache."""
+    """Return the usage. Anthropic's `input_tokens` leave out those that were read from the cache."""
     return {
         "input_tokens": usage.prompt - usage.cached,
         "cache_creation_input_tokens": 0,

@@ -33,9 +33,7 @@ class Enabled(Body):
 class Adaptive(Body):
     """The model decides whether it thinks."""
 
-    type: Literal["adaptive"] = Field(
-        description='"adaptive": the model decides. A model without reasoning does not think.'
-    )
+    type: Literal["adaptive"] = Field(description='"adaptive": the model decides. Without reasoning it does not think.')
     display: Literal["summarized", "omitted"] | None = optional("As with type enabled.")
 
 
@@ -43,7 +41,7 @@ ThinkingConfig = Disabled | Enabled | Adaptive
 
 
 def options_of(config: Disabled | Enabled | Adaptive | None, effort: str | None) -> ReasoningOptions:
-    """What the fields `thinking` and `output_config.effort` ask."""
+    """Return the reasoning that the fields `thinking` and `output_config.effort` request."""
     if isinstance(config, Disabled):
         return ReasoningOptions(False, field=FIELD)
     if isinstance(config, Enabled):

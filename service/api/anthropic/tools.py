@@ -90,11 +90,11 @@ class DocumentBlock(Body):
     type: Literal["document"] = Field(description='"document".')
     source: TextSource | ContentSource = Field(description="The text. PDF files are not supported.")
     title: str | None = optional("The title, which the model reads before the text.")
-    context: str | None = optional("What the model should know of the document. It reads it before the text.")
+    context: str | None = optional("Facts about the document. The model reads them before the text.")
 
     @property
     def text(self) -> str:
-        """The document in the tags that Anthropic's guide to long prompts uses."""
+        """Return the document in the tags that Anthropic's guide to long prompts uses."""
         source = self.source
         blocks = source.data if isinstance(source, TextSource) else source.content
         words = blocks if isinstance(blocks, str) else "".join(block.text for block in blocks)
@@ -104,7 +104,7 @@ class DocumentBlock(Body):
 
 
 def pieces_of(content: str | Sequence[Body] | None, place: str) -> list[str | Json]:
-    """Texts, documents and images of a content, as `contents` takes them. `place` is the client's name of it."""
+    """Return texts, documents and images of a content, as `contents` takes them. `place` is the client's name of it."""
     if content is None or isinstance(content, str):
         return [content] if content else []
     pieces: list[str | Json] = []
@@ -122,9 +122,7 @@ class ToolUse(Body):
 
     harmless = only(cache_control=HINTS, caller=({"type": "direct"},), toolset_name=())
     type: Literal["tool_use"] = Field(description='"tool_use".')
-    id: str = Field(
-        min_length=1, max_length=MAX_NAME, description="The id of the call. The result of the tool repeats it."
-    )
+    id: str = Field(min_length=1, max_length=MAX_NAME, description="The id of the call. Its result repeats it.")
     name: str = Field(max_length=64, description="The name of the tool.")
     input: Json = Field(description="The arguments of the call.")
 
@@ -150,27 +148,21 @@ class ToolResult(Body):
     is_error: bool | None = optional('true: the content for the model begins with "Error: ".')
 
     def plain(self, place: str) -> Json:
-        """The message of a tool. `place` is the client's name of the block."""
+        """Return the message of a tool. `place` is the client's name of the block."""
         pieces = [*(["Error: "] if self.is_error else []), *pieces_of(self.content, f"{place}.content")]
         return {"role": "tool", "tool_call_id": self.tool_use_id, **contents(pieces)}
 
 
 class Offer(Body):
-    """What a tool of any kind may have."""
+    """The fields that a tool of any kind may have."""
 
     harmless = only(
-        allowed_callers=(["direct"],),
-        cache_control=HINTS,
-        eager_input_streaming=(True,),
-        input_examples=([],),
+        allowed_callers=(["direct"],), cache_control=HINTS, eager_input_streaming=(True,), input_examples=([],)
     )
     defer_loading: bool | None = optional(
-        "true is for a search of tools, which is not here: the tool is offered as the others are, and its text is part "
-        "of the prompt. It has no effect."
+        "It has no effect: this server has no search of tools, so the text of each tool is part of the prompt."
     )
-    strict: bool | None = optional(
-        "true: the arguments of every call follow the schema, even when `tool_choice` is auto."
-    )
+    strict: bool | None = optional("true: the arguments of calls follow the schema, even when `tool_choice` is auto.")
 
 
 class ToolOffer(Offer):
@@ -185,9 +177,8 @@ class ToolOffer(Offer):
 
     @property
     def function(self) -> Function:
-        return Function.model_construct(
-            name=self.name, description=self.description, parameters=self.input_schema, strict=self.strict
-        )
+        about: Json = {"name": self.name, "description": self.description, "strict": self.strict}
+        return Function.model_construct(**about, parameters=self.input_schema)
 
 
 class ClientTool(Offer):
@@ -196,7 +187,7 @@ class ClientTool(Offer):
     type: ClientType = Field(description="The tool and its edition.")
     name: Literal["bash", "memory", "str_replace_based_edit_tool"] = Field(description="The name of the tool.")
     max_characters: int | None = optional(
-        "Where the client cuts files that are shown, with type text_editor_20250728. It has no effect here.", ge=1
+        "Where the client cuts a file that it views, with type text_editor_20250728. It has no effect here.", ge=1
     )
 
     @model_validator(mode="after")
@@ -242,7 +233,7 @@ class ToolChoice(Body):
         return self
 
     def allowed_calls(self, offered: Sequence[Function]) -> AllowedCalls:
-        """Raises InvalidRequest."""
+        """Return the functions that the answer may call. Raises InvalidRequest."""
         chosen = {"none": [], "tool": [self.name or ""]}.get(self.type)
         one = self.type == "tool" or bool(self.disable_parallel_tool_use)
         return allowed_calls(offered, chosen, must=self.type in ("any", "tool"), one=one)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from service.api.audio.answer_types import Transcript, TranscriptUsage
+from service.api.audio.answer_types import TranscriptUsage
 from service.errors.dialects import OPENAI
 from service.errors.errors import ApiError
 from service.generation.choice import Delta
@@ -14,7 +14,7 @@ from service.http.sse import Json, TypedEvents
 
 @dataclass(slots=True)
 class TranscriptShape(TypedEvents):
-    """Writes one transcript. `about` has what only `verbose_json` tells, with the `seconds` of the recording."""
+    """The writer of one transcript. `about` and the `seconds` of the recording are for `verbose_json` only."""
 
     about: Json | None
     seconds: float = 0.0
@@ -35,9 +35,9 @@ class TranscriptShape(TypedEvents):
     def closing(self, usage: Usage) -> list[Json]:
         return [{"type": "transcript.text.done", "text": "".join(self._texts), "usage": usage_of(usage)}]
 
-    def whole(self, parts: Sequence[Delta], usage: Usage, timings: Timings) -> Transcript:
+    def whole(self, parts: Sequence[Delta], usage: Usage, timings: Timings) -> Json:
         about = {} if self.about is None else {**self.about, "duration": round(self.seconds, 3)}
-        return {**about, "text": parts[0].text, "usage": usage_of(usage), "timings": timings}  # type: ignore[typeddict-item]
+        return {**about, "text": parts[0].text, "usage": usage_of(usage), "timings": timings}
 
 
 def usage_of(usage: Usage) -> TranscriptUsage:

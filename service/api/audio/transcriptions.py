@@ -45,9 +45,7 @@ class RecordingBody(StreamBody):
     response_format: str | None = optional(f"{', '.join(FORMATS)}. Default: json.", max_length=64)
     temperature: float | None = ranged("temperature", "The temperature of sampling. Default: 0.")
     seed: int | None = ranged("seed")
-    max_tokens: int | None = ranged(
-        "max_tokens", "The maximum number of tokens. Default: what fits the context.", least=1
-    )
+    max_tokens: int | None = ranged("max_tokens", "The maximum number of tokens. Default: all that fit.", least=1)
 
     def check(self) -> None:
         super().check()

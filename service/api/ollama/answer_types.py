@@ -19,7 +19,7 @@ class TokenChance(TypedDict):
 
 
 class AnswerLine(Signed):
-    """What the answers of chats and of other generations have, and each line of their streams.
+    """The fields of the answers of chats and of other generations, and of each line of their streams.
 
     A whole answer and the last line have the fields from `done_reason` to `timings`. `load_duration` is the wait for
     the model. The answer to a request without a prompt has `done_reason` alone, "load" or "unload".
@@ -87,7 +87,7 @@ class EmbeddedOne(TypedDict):
 
 
 class ModelDetails(TypedDict):
-    """What the files of a model say. The texts are empty for a model that is not loaded."""
+    """The facts in the files of a model. The texts are empty for a model that is not loaded."""
 
     parent_model: str
     format: str

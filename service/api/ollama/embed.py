@@ -39,12 +39,10 @@ class EmbedBody(KeepingBody):
     noticed = OneBody.noticed
     input: Inputs = Field(description=f"A string, or up to {MAX_PROMPTS} of them.")
     truncate: bool | None = optional("false: refuse texts that do not fit the context. Default: true, cut their ends.")
-    dimensions: int | None = optional(
-        "The number of values in an embedding. It must equal the model's own.", ge=1, le=2**31 - 1
-    )
+    dimensions: int | None = optional("The length of an embedding: only the model's own.", ge=1, le=2**31 - 1)
 
     def request(self, served: ServedModel) -> ModelRequest:
-        """The engine's request. It tokenizes: not for the event loop. Raises InvalidRequest."""
+        """Return the engine's request. It tokenizes: not for the event loop. Raises InvalidRequest."""
         texts = [self.input] if isinstance(self.input, str) else self.input
         items = texts if self.truncate is False else [_cut(text, served) for text in texts]
         return embeddings_request(items, served, self.dimensions)
@@ -62,12 +60,12 @@ async def embed(call: Call, body: EmbedBody) -> Response:
 @post("/api/embeddings", body=OneBody, request={"prompt": "A noria."}, answer=EmbeddedOne, policy=POLICY)
 async def embeddings(call: Call, body: OneBody) -> Response:
     """Embed one text, in Ollama's older API"""
-    asked = EmbedBody.model_construct(None, input=body.prompt or "", **dict(body))
-    return await _embedded(call, asked, lambda vectors, more: {"embedding": vectors[0] if vectors else []})
+    one = EmbedBody.model_construct(None, input=body.prompt or "", **dict(body))
+    return await _embedded(call, one, lambda vectors, more: {"embedding": vectors[0] if vectors else []})
 
 
 async def _embedded(call: Call, body: EmbedBody, write: Callable[[list[Any], Json], Json]) -> Response:
-    """The embeddings of some texts, and other facts, as `write` writes them. Without texts the model is loaded."""
+    """Embed some texts, and answer as `write` writes the vectors and other facts. Without texts the model is loaded."""
     target = NamedModel(call, body)
 
     def answer(vectors: list[Any], usage: Usage) -> Json:
@@ -89,6 +87,6 @@ async def _embedded(call: Call, body: EmbedBody, write: Callable[[list[Any], Jso
 
 
 def _cut(text: str, served: ServedModel) -> list[int]:
-    """The tokens of a text, as many as fit the context."""
-    most = text.encode()[: served.max_prompt_bytes].decode(errors="ignore")
-    return served.tokenizer.encode(most, add_bos=True, parse_control=True)[: served.info.max_model_len]
+    """Return the tokens of a text, as many as fit the context."""
+    start = text.encode()[: served.max_prompt_bytes].decode(errors="ignore")
+    return served.tokenizer.encode(start, add_bos=True, parse_control=True)[: served.info.max_model_len]

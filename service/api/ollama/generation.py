@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 
 from starlette.responses import Response
 
@@ -44,7 +45,7 @@ class OllamaChatBody(AnswerBody, OfferBody):
         self.check_computed(self.calls)
 
     def chat(self) -> Chat:
-        """What the body asks, as `Chat`. Raises InvalidRequest. Large schemas take time: not for the event loop."""
+        """Return the conversation to answer. Raises InvalidRequest. Large schemas take time: not for the event loop."""
         assert self.messages
         continues = self.messages[-1].role == "assistant"
         return replace(
@@ -59,25 +60,16 @@ class GenerateBody(AnswerBody):
     """The request body of `POST /api/generate`."""
 
     harmless = only(**AnswerBody.harmless, template=("",), context=([],), width=(), height=(), steps=())
-    prompt: str | None = optional(
-        "The message of the user. Without it the model is loaded, or unloaded with `keep_alive` 0."
-    )
-    suffix: str | None = optional(
-        "The text after the answer: the model fills the gap. It needs a model with `[SUFFIX]` and `[PREFIX]`."
-    )
+    prompt: str | None = optional("A user's message. Without it the model is loaded, or unloaded with `keep_alive` 0.")
+    suffix: str | None = optional("The text after the gap to fill. It needs a model with `[SUFFIX]` and `[PREFIX]`.")
     system: str | None = optional("The system prompt.")
     raw: bool | None = optional("true: the answer continues the prompt, which is no message.")
     images: Items[str] | None = optional(IMAGES, max_length=MAX_ITEMS)
 
     @property
     def is_message(self) -> bool:
-        """Whether the prompt is a message, not text to continue."""
+        """Return whether the prompt is a message, not text to continue."""
         return not (self.raw or self.suffix)
-
-    @property
-    def has_prompt(self) -> bool:
-        """Whether there is something to answer."""
-        return bool(self.prompt or self.suffix or self.images)
 
     def check(self) -> None:
         super().check()
@@ -88,13 +80,13 @@ class GenerateBody(AnswerBody):
             raise InvalidRequest(message, param=name)
 
     def chat(self) -> Chat:
-        """As `OllamaChatBody.chat`."""
+        """Return the conversation to answer, as `OllamaChatBody.chat` does."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return chat_of(self, [*system, {"role": "user", **with_images(self.prompt, self.images, "images")}])
 
 
 def chat_of(body: AnswerBody, messages: list[Json]) -> Chat:
-    """The messages with what the body says of their answer. Raises InvalidRequest."""
+    """Return the conversation: the messages, and what the body says of their answer. Raises InvalidRequest."""
     return Chat(
         messages,
         constraint=body.constraint,
@@ -121,24 +113,19 @@ def text_of(body: GenerateBody) -> Text:
 
 
 async def _answered(
-    call: Call,
-    body: AnswerBody,
-    shape: AnswerShape,
-    target: NamedModel,
-    make: Callable[[], Awaitable[ModelRequest]],
+    call: Call, body: AnswerBody, shape: AnswerShape, target: NamedModel, make: Callable[[], Awaitable[ModelRequest]]
 ) -> Answer:
     """Return the response to a request with a prompt."""
     target.note_ignored()
-    served = await call.admitted(
-        body.model_copy(update={"model": target.name, "stream": body.stream is not False}), shape
-    )
+    body = body.model_copy(update={"model": target.name, "stream": body.stream is not False})
+    served = await call.admitted(body, shape)
     body.chosen.check_context(served)
     made = await call.made(make())
     target.keep()
     return await answered(call, made, shape)
 
 
-async def _kept(target: NamedModel, shape: AnswerShape) -> Response:
+async def _without_prompt(target: NamedModel, shape: AnswerShape) -> Response:
     """Return the response to a request without a prompt, which only loads or unloads its model."""
     reason = await target.load_or_unload()
     nothing = shape.content("", "", [])
@@ -151,7 +138,7 @@ async def chat(call: Call, body: OllamaChatBody) -> Answer:
     target = NamedModel(call, body)
     shape = OllamaChatShape(target.public, call.record, logprobs=bool(body.logprobs), calls=body.calls)
     if not body.messages:
-        return await _kept(target, shape)
+        return await _without_prompt(target, shape)
     return await _answered(call, body, shape, target, lambda: of_chat(call, body.chat, chat_request))
 
 
@@ -160,10 +147,9 @@ async def generate(call: Call, body: GenerateBody) -> Answer:
     """Answer a message, continue a text or fill a gap, in Ollama's API"""
     target = NamedModel(call, body)
     shape = GeneratedShape(target.public, call.record, logprobs=bool(body.logprobs))
-    if not body.has_prompt:
-        return await _kept(target, shape)
+    if not (body.prompt or body.suffix or body.images):
+        return await _without_prompt(target, shape)
     if body.is_message:
         return await _answered(call, body, shape, target, lambda: of_chat(call, body.chat, chat_request))
-    return await _answered(
-        call, body, shape, target, lambda: call.on_lane(lambda: text_request(text_of(body), call.served))
-    )
+    make = partial(call.on_lane, lambda: text_request(text_of(body), call.served))
+    return await _answered(call, body, shape, target, make)

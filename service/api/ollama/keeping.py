@@ -9,7 +9,7 @@ from service.api.openai.models import check_keep_alive, may_load
 from service.hosting.hosted import HostedModel
 
 TAG = ":latest"
-"""What Ollama's clients add to a name without a tag."""
+"""The tag that Ollama's clients add to a name without one."""
 
 
 def found_model(call: Call, name: str | None) -> tuple[str | None, HostedModel]:
@@ -20,10 +20,12 @@ def found_model(call: Call, name: str | None) -> tuple[str | None, HostedModel]:
 
 
 class NamedModel:
-    """The model of a request. `name` is the server's name of it, and `public` that in the answer."""
+    """The model of a request. `name` is the server's name of it, and `public` that in the answer.
+
+    Raises ModelNotFound.
+    """
 
     def __init__(self, call: Call, body: KeepingBody) -> None:
-        """Raises ModelNotFound."""
         self._call = call
         self._keep_alive = body.keep_alive
         self.name, model = found_model(call, body.model)

@@ -42,15 +42,13 @@ class OllamaMessage(Body):
 
 
 def with_images(text: str | None, images: Iterable[str] | None, field: str) -> Json:
-    """The content of a plain message: its images and its text. `field` is the client's name of the images."""
-    parts = [
-        media_part("image", f"data:image/any;base64,{data}", f"{field}[{at}]") for at, data in enumerate(images or ())
-    ]
+    """Return the content of a plain message: its images and its text. `field` is the client's name of the images."""
+    parts = [media_part("image", f"data:image/any;base64,{it}", f"{field}[{at}]") for at, it in enumerate(images or ())]
     return contents([*parts, text or ""])
 
 
 def plain_messages(messages: Iterable[OllamaMessage]) -> list[Json]:
-    """The messages as `ChatFormat.encode` takes them.
+    """Return the messages as `ChatFormat.encode` takes them.
 
     A call without an id gets one. A result without an id answers the first call without a result, of those of its tool.
     """
@@ -59,7 +57,10 @@ def plain_messages(messages: Iterable[OllamaMessage]) -> list[Json]:
     for index, message in enumerate(messages):
         others: dict[str, Any] = {"name": message.tool_name}
         if message.role == "assistant":
-            waiting = _calls(message, index)
+            waiting = [
+                plain_call(call.id or f"call_{index}_{place}", call.function.name, call.function.arguments)
+                for place, call in enumerate(message.tool_calls or ())
+            ]
             others |= {THOUGHT: message.thinking, "tool_calls": waiting[:]}
         elif message.role == "tool":
             others["tool_call_id"] = _answered(message, waiting) or f"call_{index}"
@@ -68,15 +69,8 @@ def plain_messages(messages: Iterable[OllamaMessage]) -> list[Json]:
     return plain
 
 
-def _calls(message: OllamaMessage, index: int) -> list[Json]:
-    return [
-        plain_call(call.id or f"call_{index}_{place}", call.function.name, call.function.arguments)
-        for place, call in enumerate(message.tool_calls or ())
-    ]
-
-
 def _answered(message: OllamaMessage, waiting: list[Json]) -> str | None:
-    """The id of the call that a result answers, which waits no longer."""
+    """Return the id of the call that a result answers, and take the call from those that wait."""
     for at, call in enumerate(waiting):
         unnamed = message.tool_call_id is None and message.tool_name in (call["function"]["name"], None)
         if unnamed or message.tool_call_id == call["id"]:

@@ -40,7 +40,7 @@ FOREVER = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 
 
 class Facts(NamedTuple):
-    """What a model's files say, and how it is served: its format, its context in tokens, the width of an embedding."""
+    """The facts of a model's files and of its service: format, context in tokens, width of an embedding."""
 
     family: str = ""
     format: str = ""
@@ -76,7 +76,7 @@ class Facts(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _of_files(source: Path, stamp: str) -> Facts:
-    """The facts of loaded files with this stamp. Raises ModelError or OSError."""
+    """Return the facts of loaded files with this stamp. Raises ModelError or OSError."""
     facts = _of_config(source, read_config(source))
     return facts._replace(n_bytes=sum(path.stat().st_size for path in network_files(source)))
 
@@ -111,8 +111,7 @@ class ShowBody(Body):
 @get("/api/version", answer=ApiVersion, policy=POLICY)
 async def show_version(call: Call) -> Response:
     """Show the version of Ollama's API that these routes follow"""
-    answer: ApiVersion = {"version": API, "noria": version()}
-    return json_response(answer)
+    return json_response(ApiVersion(version=API, noria=version()))
 
 
 @get("/api/tags", answer=OllamaModels, policy=POLICY)
@@ -138,16 +137,15 @@ async def show(call: Call, body: ShowBody) -> Response:
     """
     name, model = found_model(call, body.model or body.name)
     if model.admission.model is None and model.entry.on_demand:
-        return json_response(
-            await call.state.work.run(lambda: _unloaded(model), LANES[-1] + 1)
-        )  # one at a time: it takes memory
+        # one at a time: it takes memory
+        return json_response(await call.state.work.run(lambda: _unloaded(model), LANES[-1] + 1))
     served = model.admission.require(name)
     thinks, sees = served.reasoning is not None, "image" in served.media_roles
-    return json_response(await in_thread(lambda: _shown(model, served, _of_served(served), thinks=thinks, sees=sees)))
+    return json_response(await in_thread(lambda: _info(model, served, _of_served(served), thinks=thinks, sees=sees)))
 
 
 def _unloaded(model: HostedModel) -> ShownModel:
-    """The answer for a model that is not loaded, from its files. Raises Unavailable if they cannot be read."""
+    """Return the answer for a model that is not loaded, from its files. Raises Unavailable if they cannot be read."""
     settings = model.entry.settings
     try:
         source = resolve(settings.model, revision=settings.revision, weights=False)
@@ -157,11 +155,11 @@ def _unloaded(model: HostedModel) -> ShownModel:
     except (NoriaError, OSError) as error:
         message = f"the files of {model.name} cannot be read: {public_reason(error)}"
         raise Unavailable(message, "model_failed") from error
-    return _shown(model, side, _of_config(source, config), thinks=thinks, sees=config.vision is not None)
+    return _info(model, side, _of_config(source, config), thinks=thinks, sees=config.vision is not None)
 
 
-def _shown(model: HostedModel, side: TextSide | ServedModel, facts: Facts, *, thinks: bool, sees: bool) -> ShownModel:
-    """The answer of `/api/show`."""
+def _info(model: HostedModel, side: TextSide | ServedModel, facts: Facts, *, thinks: bool, sees: bool) -> ShownModel:
+    """Return the answer of `/api/show`."""
     values = {NAMES.get(name, name): value for name, value in side.defaults.sampling.items()}
     capabilities = {
         "completion": True,
@@ -186,7 +184,7 @@ def _models(call: Call) -> list[HostedModel]:
 
 
 def _named(model: HostedModel, name: str) -> OllamaModel:
-    """What both lists have of a model."""
+    """Return the fields that both lists have of a model."""
     served, settings = model.admission.model, model.entry.settings
     facts = Facts() if served is None else _of_served(served)
     digest = sha256(f"{settings.model}\n{settings.revision}\n{name}".encode()).hexdigest()

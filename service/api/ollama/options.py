@@ -78,12 +78,12 @@ class OllamaOptions(TableOptions):
 
     @property
     def max_tokens(self) -> int | None:
-        """None: what the prompt leaves of the context."""
+        """Return the limit of tokens; None: what the prompt leaves of the context."""
         return self.num_predict if self.num_predict is not None and self.num_predict > 0 else None
 
     @property
     def plain(self) -> Options:
-        """The options in the terms of all APIs."""
+        """Return the options in the terms of all APIs."""
         seed = None if self.seed is None or self.seed < 0 else self.seed
         sampling = given(seed=seed, **{name: getattr(self, own) for name, own in NAMES.items()})
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -113,7 +113,7 @@ class KeepingBody(ModelBody):
 
 
 class AnswerBody(KeepingBody, StreamBody):
-    """What requests of chats and of other generations have in common."""
+    """The fields that requests of chats and of other generations share."""
 
     harmless = only(truncate=(False,), shift=(False,))
     noticed = only(**KeepingBody.noticed, num_predict=())
@@ -129,7 +129,7 @@ class AnswerBody(KeepingBody, StreamBody):
 
     @property
     def n_logprobs(self) -> int | None:
-        """The number of alternatives for each token (None: no logprobs). Raises InvalidRequest."""
+        """Return the number of alternatives for each token (None: no logprobs). Raises InvalidRequest."""
         return alternatives(self.logprobs, self.top_logprobs, None)
 
     @property
@@ -144,7 +144,7 @@ class AnswerBody(KeepingBody, StreamBody):
 
     @property
     def constraint(self) -> Constraint | None:
-        """The constraint of `format`. Raises InvalidRequest."""
+        """Return the constraint of `format`. Raises InvalidRequest."""
         if self.format in (None, ""):
             return None
         return object_constraint(self.format if isinstance(self.format, dict) else None, "format")

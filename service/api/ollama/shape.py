@@ -18,12 +18,12 @@ from service.structured.call_reader import reader_of
 
 
 def head(model: str, *, done: bool) -> AnswerLine:
-    """The fields of every line."""
+    """Return the fields of every line."""
     return {"model": model, "created_at": rfc3339(datetime.now(UTC)), "done": done}
 
 
 def rfc3339(at: datetime) -> str:
-    """A time in UTC as Go writes it."""
+    """Write a time in UTC as Go does."""
     return at.isoformat().replace("+00:00", "Z")
 
 
@@ -53,14 +53,14 @@ class AnswerShape(JsonLines):
         self.blocks = reader_of(served, self.calls)
 
     def content(self, text: str, thought: str, calls: list[MadeCall]) -> Json:
-        """The fields of the content of a line."""
+        """Return the fields of the content of a line."""
         raise NotImplementedError
 
     def opening(self, index: int, usage: Usage) -> list[Json]:
         return []
 
     def chunks(self, index: int, delta: Delta, usage: Usage) -> list[Json]:
-        """A line with the content, if there is any, and at the end the last one, without content."""
+        """Return a line with the content, if there is any, and at the end the last one, without content."""
         text, calls = self._read(delta)
         lines: list[Json] = []
         if text or delta.thought or calls or delta.scored:
@@ -88,7 +88,7 @@ class AnswerShape(JsonLines):
         return durations(self.record) | spent
 
     def _read(self, delta: Delta) -> tuple[str, list[MadeCall]]:
-        """The text of a delta, and the calls that it completes. A call that was cut short is left out."""
+        """Return the text of a delta, and the calls that it completes. A call that was cut short is left out."""
         text, calls = "", list[MadeCall]()
         for step in self.blocks.feed(delta):
             match step.change, step.block.kind:

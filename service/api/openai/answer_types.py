@@ -13,7 +13,7 @@ from service.receipts.receipt import Signed
 from service.schema.fields import Json
 
 FinishReason = Annotated[str | None, WithJsonSchema({"enum": [*FINISHES]})]
-"""None only in the chunks of a stream."""
+"""It is None only in the chunks of a stream."""
 
 
 class PromptTokensDetails(TypedDict):
@@ -49,7 +49,7 @@ PromptLogprobs = Sequence[dict[str, PromptLogprob] | None]
 
 
 class AnswerHead(TypedDict):
-    """What every object of an answer begins with."""
+    """The first fields of every object of an answer."""
 
     id: str
     object: str
@@ -161,7 +161,7 @@ class ChatCompletion(AnswerHead, Signed):
 
 
 class Capabilities(TypedDict):
-    """What requests to the model may contain: messages and tools, budgets for thoughts, images, audio, a `suffix`.
+    """The parts that requests to the model may have: messages, tools, budgets for thoughts, images, audio, a `suffix`.
 
     `completion_chat`, `function_calling` and `completion_fim` are Mistral's names.
     """

@@ -41,9 +41,7 @@ class Reference(Body):
 
 
 class Allowed(Body):
-    mode: Literal["auto", "required"] = Field(
-        description="auto: the model may answer with text. required: it must call a tool."
-    )
+    mode: Literal["auto", "required"] = Field(description="auto: text is allowed too. required: it must call a tool.")
     tools: Items[Reference] = Field(min_length=1, max_length=MAX_TOOLS, description="The tools that may be called.")
 
 
@@ -75,13 +73,12 @@ class ToolsBody(OfferBody):
             allowed = choice.allowed_tools
             names = [item.function.name for item in allowed.tools]
             return allowed_calls(self.offered, names, must=allowed.mode == "required", one=one)
-        return allowed_calls(
-            self.offered, [] if choice == "none" else None, must=choice in ("required", "any"), one=one
-        )
+        chosen: list[str] | None = [] if choice == "none" else None
+        return allowed_calls(self.offered, chosen, must=choice in ("required", "any"), one=one)
 
 
 def alternatives(logprobs: bool | int | None, top_logprobs: int | None, n_probs: int | None) -> int | None:
-    """The number that a request wants under these names; None: no logprobs. Raises InvalidRequest if they differ.
+    """Return the number of alternatives in these fields (None: no logprobs). Raises InvalidRequest if they differ.
 
     A number in `logprobs`, as in completions, is that of alternatives. true leaves it to `top_logprobs` (chat) or
     `n_probs` (llama.cpp).
@@ -144,9 +141,7 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
     )
     logprobs: bool | None = optional("Report the logprob of each token.")
     top_logprobs: int | None = optional("The number of alternatives for each token. It needs `logprobs`.", ge=0, le=20)
-    n_probs: int | None = optional(
-        "llama.cpp's name of `top_logprobs`. A number above 0 also turns `logprobs` on.", ge=0, le=20
-    )
+    n_probs: int | None = optional("llama.cpp's `top_logprobs`. Above 0 it also turns `logprobs` on.", ge=0, le=20)
 
     def check(self) -> None:
         super().check()
@@ -160,12 +155,12 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
 
     @cached_property
     def n_logprobs(self) -> int | None:
-        """The number of alternatives for each token (None: no logprobs)."""
+        """Return the number of alternatives for each token (None: no logprobs)."""
         return alternatives(self.logprobs, self.top_logprobs, self.n_probs)
 
     @property
     def reasoning_options(self) -> ReasoningOptions:
-        """What all fields about reasoning ask together. Raises InvalidRequest if they contradict each other."""
+        """Return what all fields about reasoning request together. Raises InvalidRequest where they contradict."""
         kind = self.thinking.type if self.thinking else "adaptive"
         mode = "high" if self.prompt_mode else None
         efforts = {"reasoning_effort": self.reasoning_effort, "prompt_mode": mode, "thinking": EFFORTS_OF_TYPES[kind]}
@@ -179,7 +174,7 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
         return replace(options, apart=self.reasoning_format != "none", also=also)
 
     def chat(self) -> Chat:
-        """What the body asks, as `Chat`. Raises InvalidRequest. Large schemas take time: not for the event loop."""
+        """Return the conversation to answer. Raises InvalidRequest. Large schemas take time: not for the event loop."""
         return Chat(
             plain_messages(self.messages),
             self.calls,
@@ -194,7 +189,7 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
 
 
 def _consistent(fields: Mapping[str, Any], said: Mapping[str, Any] = MappingProxyType({})) -> tuple[str, Any]:
-    """The first field that is not None, and its value. Raises InvalidRequest where a later one contradicts it.
+    """Return the first field that is not None, and its value. Raises InvalidRequest where a later one contradicts it.
 
     Efforts differ only where one of them is "none". `said` are the client's words, where they are others.
     """
@@ -214,9 +209,11 @@ def _default_format(call: Call, model: str | None) -> ReasoningFormat:
 
 
 def _is_mistrals(call: Call, body: ChatBody) -> bool:
-    """Whether the client speaks Mistral's dialect: it says who it is, or sends a field of Mistral's alone. LiteLLM has
-    one name for all servers, and reads both dialects. Mistral's packages fail at a piece of a call without a name, and
-    OpenAI's package for Node at one with an empty name."""
+    """Return whether the client speaks Mistral's dialect: it says who it is, or sends a field that only Mistral has.
+
+    LiteLLM has one name for all servers, and reads both dialects. Mistral's packages fail at a piece of a call without
+    a name, and OpenAI's package for Node at one with an empty name.
+    """
     agent = call.request.headers.get("user-agent", "").lower()
     fields = (body.safe_prompt, body.random_seed)
     return "mistral" in agent or "litellm" in agent or any(value is not None for value in fields)

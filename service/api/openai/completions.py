@@ -47,9 +47,7 @@ class GapBody(GenerationBody):
 class CompletionBody(GapBody):
     """The request body of `POST /v1/completions`."""
 
-    prompt: Prompts = Field(
-        description=f"A string, a list of strings, token ids, or a list of token ids. At most {MAX_PROMPTS} prompts."
-    )
+    prompt: Prompts = Field(description=f"A string or token ids, or a list of up to {MAX_PROMPTS} of either.")
     echo: bool | None = optional(
         "Return the prompt before the answer, with its logprobs if `logprobs` is given. `max_tokens` may then be 0."
     )
@@ -60,9 +58,7 @@ class CompletionBody(GapBody):
     top_logprobs: int | None = optional(
         "The number of alternatives, if `logprobs` is true. Default: 0.", ge=0, le=MAX_ALTERNATIVES
     )
-    n_probs: int | None = optional(
-        "llama.cpp's name of the number in `logprobs`. 0: no logprobs.", ge=0, le=MAX_ALTERNATIVES
-    )
+    n_probs: int | None = optional("llama.cpp's number in `logprobs`. 0: no logprobs.", ge=0, le=MAX_ALTERNATIVES)
     best_of: int | None = optional(
         "The number of choices to generate. The answer has the `n` with the highest mean logprob. Not allowed with "
         "`stream`. Default: n.",

@@ -23,7 +23,7 @@ class FimBody(GapBody):
     n_predict: int | None = synonym("max_tokens", "llama.cpp's", **limits_of("max_tokens", least=1))
 
     def text(self) -> Text:
-        """As `CompletionBody.text`."""
+        """Return the text to continue, as `CompletionBody.text` does."""
         options, max_tokens = self.options, self.agreed("max_tokens")
         return Text([self.prompt], self.suffix, options, max_tokens, constraint=constraint(self), n_best=options.n)
 

@@ -9,72 +9,44 @@ from typing import Any
 from service.schema.fields import CACHED, ModelBody, only
 
 HARMLESS: Mapping[str, tuple[Any, ...]] = {
-    # OpenAI
-    "store": (False,),
-    # Mistral
-    "guardrails": ([],),
-    # OpenRouter
-    "transforms": ([],),
+    "store": (False,),  # OpenAI
+    "guardrails": ([],),  # Mistral
+    "transforms": ([],),  # OpenRouter
     # vLLM
-    "use_beam_search": (False,),
+    **dict.fromkeys(("use_beam_search", "early_stopping", "return_tokens_as_token_ids"), (False,)),
+    **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), (True,)),
+    **dict.fromkeys(("guided_whitespace_pattern", "kv_transfer_params", "vllm_xargs"), ()),
     "length_penalty": (1, 1.0),
-    "early_stopping": (False,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
     "truncation_side": ("left",),
     "logits_processors": ([],),
     "guided_decoding_backend": ("auto", "guidance"),
-    "guided_whitespace_pattern": (),
-    "return_tokens_as_token_ids": (False,),
-    "kv_transfer_params": (),
-    "vllm_xargs": (),
     # llama.cpp
+    **dict.fromkeys(("return_tokens", "timings_per_token", "post_sampling_probs"), (False,)),
+    **dict.fromkeys(("mirostat", "min_keep", "n_keep", "n_indent"), (0,)),
+    **dict.fromkeys(("dynatemp_range", "dry_multiplier", "xtc_probability"), (0, 0.0)),
+    **dict.fromkeys(("mirostat_eta", "xtc_threshold"), (0.1,)),
+    **dict.fromkeys(("typical_p", "dynatemp_exponent"), (1, 1.0)),
+    **dict.fromkeys(("repeat_last_n", "dry_penalty_last_n", "id_slot"), (-1,)),
     "cache_prompt": (True,),
-    "typical_p": (1, 1.0),
-    "mirostat": (0,),
     "mirostat_tau": (5, 5.0),
-    "mirostat_eta": (0.1,),
-    "repeat_last_n": (-1,),
-    "dynatemp_range": (0, 0.0),
-    "dynatemp_exponent": (1, 1.0),
-    "dry_multiplier": (0, 0.0),
     "dry_base": (1.75,),
     "dry_allowed_length": (2,),
-    "dry_penalty_last_n": (-1,),
-    "xtc_probability": (0, 0.0),
-    "xtc_threshold": (0.1,),
     "top_n_sigma": (-1, -1.0),
-    "min_keep": (0,),
-    "n_keep": (0,),
-    "n_indent": (0,),
     "t_max_predict_ms": (0, -1),
     "grammar": ("",),
-    "id_slot": (-1,),
     "lora": ([],),
-    "return_tokens": (False,),
-    "timings_per_token": (False,),
-    "post_sampling_probs": (False,),
 }
-HARMLESS_COMPLETION: Mapping[str, tuple[Any, ...]] = {
-    **HARMLESS,
-    "add_special_tokens": (True,),
-}
+HARMLESS_COMPLETION: Mapping[str, tuple[Any, ...]] = {**HARMLESS, "add_special_tokens": (True,)}
 HARMLESS_CHAT: Mapping[str, tuple[Any, ...]] = {
     **HARMLESS,
     **CACHED,
+    **dict.fromkeys(("audio", "moderation", "web_search_options", "mm_processor_kwargs", "chat_template"), ()),
+    **dict.fromkeys(("functions", "documents"), ([],)),
+    **dict.fromkeys(("echo", "add_special_tokens"), (False,)),
     "modalities": (["text"],),
-    "functions": ([],),
     "function_call": ("none",),
-    "audio": (),
-    "moderation": (),
     "prompt_cache_retention": ("in_memory", "24h"),
     "verbosity": ("medium",),
-    "web_search_options": (),
-    "mm_processor_kwargs": (),
-    "echo": (False,),
-    "add_special_tokens": (False,),
-    "documents": ([],),
-    "chat_template": (),
     "best_of": (1,),
 }
 NOTICED_CHAT = only(**ModelBody.noticed, verbosity=("low", "high"), store=(True,), prediction=())

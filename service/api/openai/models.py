@@ -55,13 +55,13 @@ async def model(call: Call) -> Response:
 
 
 class NamedModelBody(Body):
-    """`POST /v1/models/unload`."""
+    """The request body of `POST /v1/models/unload`."""
 
     model: str = Field(description="A name of the model.", min_length=1)
 
 
 class LoadBody(NamedModelBody):
-    """`POST /v1/models/load`."""
+    """The request body of `POST /v1/models/load`."""
 
     keep_alive: int | float | str | None = optional(
         "How long the model stays loaded after its last request: seconds, 10m, or -1 for ever. Without it the model's "
@@ -103,7 +103,7 @@ async def unload(call: Call, body: NamedModelBody) -> Response:
 
 
 def check_keep_alive(value: object) -> float | None:
-    """Seconds, or None for ever. Raises InvalidRequest."""
+    """Return the seconds, or None for ever. Raises InvalidRequest."""
     try:
         return parse_duration(value)
     except ValueError as error:
@@ -111,7 +111,7 @@ def check_keep_alive(value: object) -> float | None:
 
 
 def _managed(call: Call, name: str) -> HostedModel:
-    """The model of this name. Raises Forbidden for a key that may not load it, InvalidRequest on a server with one."""
+    """Return the model of this name. Raises Forbidden without the right, InvalidRequest on a server with one model."""
     model = call.hosted(name)
     check_right(call.record, "loads_models", "load models")
     if not model.entry.on_demand:
@@ -121,17 +121,17 @@ def _managed(call: Call, name: str) -> HostedModel:
 
 
 def may_load(record: RequestRecord) -> bool:
-    """Whether the key may load and unload models."""
+    """Return whether the key may load and unload models."""
     return record.key is None or record.key.entry.loads_models
 
 
 def _type(call: Call) -> Type:
-    """What Mistral's clients read, or Anthropic's: each ignores or refuses a model of the other type."""
+    """Return the type that Mistral's clients read, or Anthropic's: each ignores or refuses models of the other type."""
     return "model" if "anthropic-version" in call.request.headers else "base"
 
 
 def card(model: HostedModel, name: str, kind: Type = "base") -> ModelCard:
-    """The card of a model under one of its names, or of its adapter with this name.
+    """Return the card of a model under one of its names, or of its adapter with this name.
 
     Raises Unavailable while the only model of a server is loading.
     """
@@ -146,7 +146,7 @@ def card(model: HostedModel, name: str, kind: Type = "base") -> ModelCard:
 
 
 def _named(name: str, created: int, kind: Type, root: str, parent: str | None, adapters: Sequence[str]) -> ModelFacts:
-    """What the cards of all models have."""
+    """Return the fields that the cards of all models have."""
     return {
         "id": name,
         "object": "model",
@@ -177,8 +177,8 @@ def _state(model: HostedModel) -> ModelStatus:
 
 
 def facts(served: ServedModel, name: str, adapters: Sequence[str], kind: Type) -> ModelFacts:
-    """What the card of a loaded model has of its files, under one of its names or as the adapter that it has."""
-    windows = [pool.window for pool in served.info.pools]
+    """Return the card of a loaded model without its state, under one of its names or as the adapter that it has."""
+    windows, rows = [pool.window for pool in served.info.pools], declared(SamplingParams)
     root = served.names[0]
     created, parent = (served.adapter.created, root) if served.adapter else (served.created, None)
     return {
@@ -190,7 +190,7 @@ def facts(served: ServedModel, name: str, adapters: Sequence[str], kind: Type) -
         "max_context_length": served.info.max_model_len,
         "window": windows[0] if len(windows) == 1 else windows,
         "quantization": served.info.description.get("quantize"),
-        "defaults": sampling_defaults(served),
+        "defaults": {name: served.defaults.sampling.get(name, rows[name].default) for name in SAMPLING},
         "capabilities": {
             "chat": served.chat is not None,
             "tools": served.chat is not None,
@@ -202,9 +202,3 @@ def facts(served: ServedModel, name: str, adapters: Sequence[str], kind: Type) -
             "completion_fim": fills_gaps(served.tokenizer),
         },
     }
-
-
-def sampling_defaults(served: ServedModel) -> dict[str, float]:
-    """The model's own sampling parameters; for those that it does not set, the server's."""
-    rows = declared(SamplingParams)
-    return {name: served.defaults.sampling.get(name, rows[name].default) for name in SAMPLING}

@@ -47,14 +47,14 @@ def usage_json(usage: Usage) -> TokenUsage:
 
 
 def chunk_usage(options: StreamOptions, usage: Usage) -> Json:
-    """The field `usage` of a chunk: null if only the last chunk has the numbers, no field if no chunk has them."""
+    """Return the field `usage` of a chunk: null if only the last one has the numbers, no field if no chunk has them."""
     if options.counts_on:
         return {"usage": usage_json(usage)}
     return {"usage": None} if options.ends_with_usage else {}
 
 
 def prompt_scores(scored: Sequence[TokenLogprob], tokenizer: Tokenizer) -> PromptLogprobs:
-    """`prompt_logprobs` as vLLM has them."""
+    """Return `prompt_logprobs` as vLLM has them."""
 
     def scores(item: TokenLogprob) -> dict[str, PromptLogprob]:
         ranked = {token: (logprob, rank) for rank, (token, logprob) in enumerate(item.top, 1)}
@@ -72,9 +72,9 @@ def _finite(logprob: float | None) -> float | None:
 
 @dataclass(slots=True)
 class OpenAIShape(PlainEvents):
-    """What the objects of completions and chat have in common.
+    """The common part of the objects of completions and chat.
 
-    `logprobs` says whether the request asks for them. `kind` and `prefix` are the type of a stream's objects, and the
+    `logprobs` says whether the request includes them. `kind` and `prefix` are the type of a stream's objects, and the
     beginning of their id. A whole answer repeats the request's metadata.
     """
 
@@ -152,7 +152,7 @@ class CompletionShape(OpenAIShape):
         }
 
     def _top(self, item: Scored) -> dict[str, float | None] | None:
-        """The likeliest tokens and the token itself. If two tokens have the same name, it has the likelier one."""
+        """Return the likeliest tokens and the token itself. If two have the same name, it has the likelier one."""
         if item.logprob is None:
             return None
         top: dict[str, float | None] = {}
@@ -186,7 +186,7 @@ class ChatShape(OpenAIShape):
         return [self._chunk(index, {"role": "assistant", "content": ""}, None, None, usage)]
 
     def chunks(self, index: int, delta: Delta, usage: Usage) -> list[Json]:
-        """Chunks with content, then one with an empty delta and the finish reason, as OpenAI sends them."""
+        """Return chunks with content, then one with an empty delta and the finish reason, as OpenAI sends them."""
         pieces, finish = self._pieces(index, delta)
         scores = [self._scores(delta.scored)] + [None] * len(pieces)
         frames = [self._chunk(index, piece, own, None, usage) for piece, own in zip(pieces, scores, strict=False)]
@@ -225,7 +225,7 @@ class ChatShape(OpenAIShape):
         return answer
 
     def _pieces(self, index: int, delta: Delta) -> tuple[list[Json], str | None]:
-        """The deltas of a chunk, and its finish reason. Logprobs or token ids without text have an empty delta."""
+        """Return the deltas of a chunk, and its finish reason. Logprobs or token ids without text have an empty one."""
         if self._style is None:  # most answers have no calls, and need no blocks
             finish, pieces = delta.finish, [self._thought(delta.thought)] if delta.thought and self.thoughts else []
             pieces += [{"content": delta.text}] if delta.text else []
@@ -257,7 +257,7 @@ class ChatShape(OpenAIShape):
         return {"tool_calls": [{"index": block.index, **known, "function": {"arguments": step.text, **name}}]}
 
     def _thought(self, thought: str) -> Json:
-        """The fields of a message, or of a delta, with a thought alone."""
+        """Return the fields of a message, or of a delta, with a thought alone."""
         if self.chunks_thoughts:
             return {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": thought}]}]}
         return {"reasoning_content": thought}

@@ -1,35 +1,32 @@
-"""What operators see of the engine: requests in flight by id, live events, and metrics for Prometheus."""
+"""The engine as operators see it: requests in flight by id, live events, and metrics for Prometheus."""
 
 import asyncio
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
-from model.errors import quoted
 from service.access.record import Policy
 from service.access.rights import check_sees_all, sees_all
 from service.api.call import Call
+from service.api.queries import choice
 from service.api.routes import get, json_response
-from service.errors.errors import InvalidRequest, RequestNotFound
-from service.errors.wording import either
+from service.errors.errors import RequestNotFound
 from service.observe.view.feed import EngineEvent
 from service.observe.view.live import Cancellation, RequestFacts, RequestList, recorded_facts
 
 QUIET = Policy(quiet=True)
-"""A key at its limit of requests may still ask about them and cancel them."""
+"""A key at its limit of requests may still see them and cancel them."""
 
 
 @get("/v1/requests", answer=RequestList, policy=QUIET)
 async def list_requests(call: Call) -> Response:
-    """List all requests in flight to models, those that hold most tokens first
+    """List all requests in flight to models, those that hold the largest number of tokens first
 
     A key needs the right `sees_all`. Without keys only a direct connection from this machine may ask.
     """
-    requests = call.state.requests
     check_sees_all(call.request.scope)
-    facts = await asyncio.gather(*map(requests.facts, requests))
-    answer: RequestList = {"object": "list", "data": sorted(facts, key=lambda item: -item["held_tokens"])}
-    return json_response(answer)
+    facts = await asyncio.gather(*map(call.state.requests.facts, call.state.requests))
+    return json_response(RequestList(object="list", data=sorted(facts, key=lambda item: -item["held_tokens"])))
 
 
 @get("/v1/requests/{id}", answer=RequestFacts, policy=QUIET)
@@ -57,8 +54,7 @@ async def cancel_request(call: Call) -> Response:
         raise RequestNotFound(request_id)
     for live in found:
         live.cancel("with DELETE /v1/requests/ID", call.record.sender)
-    answer: Cancellation = {"id": request_id, "object": "request.cancelled", "cancelled": len(found)}
-    return json_response(answer)
+    return json_response(Cancellation(id=request_id, object="request.cancelled", cancelled=len(found)))
 
 
 def _whose(call: Call) -> tuple[str | None, str]:
@@ -80,7 +76,7 @@ async def engine_events(call: Call) -> None:
 
 
 METRIC_NAMES = ("vllm",)
-"""Whose names the metrics may have instead of ours."""
+"""The servers whose names the metrics may have instead of ours."""
 
 
 @get("/metrics", answer=str, policy=Policy(quiet=True), queries={"names": METRIC_NAMES})
@@ -89,7 +85,5 @@ async def metrics(call: Call) -> Response:
 
     `?names=vllm` gives those that vLLM has too, under its names.
     """
-    if (names := call.request.query_params.get("names")) not in (None, *METRIC_NAMES):
-        message = f"names must be {either(METRIC_NAMES)}, or left out, got {quoted(names)}"
-        raise InvalidRequest(message, param="names")
-    return Response(call.state.metrics.render(vllm=names is not None), headers={"content-type": CONTENT_TYPE_LATEST})
+    names = choice(call, "names", METRIC_NAMES, "")
+    return Response(call.state.metrics.render(vllm=names == "vllm"), headers={"content-type": CONTENT_TYPE_LATEST})

@@ -14,8 +14,6 @@ from service.api.routes import get, json_response
 from service.api.state import State
 
 PROBE = Policy(open=True, quiet=True)
-
-
 STALLED_SECONDS = 10.0
 """Silence of the event loop after which the process does not count as live on the port for probes."""
 
@@ -46,7 +44,7 @@ class Version(TypedDict):
 
 
 def readiness(state: State) -> tuple[Readiness, int]:
-    """The answer of `/ready`, and its status."""
+    """Return the answer of `/ready`, and its status."""
     status = state.drain.over(state.models.status)
     if status == "ready":
         return {"status": status}, 200
@@ -59,13 +57,13 @@ def readiness(state: State) -> tuple[Readiness, int]:
 
 
 def engine_health(state: State) -> tuple[HealthStatus, int]:
-    """The answer of `/health`, and its status."""
+    """Return the answer of `/health`, and its status."""
     status = state.models.status
     return {"status": state.drain.over(status)}, 200 if status == "ready" else 503
 
 
 def probed(state: State | None, path: str) -> tuple[int, bytes] | None:
-    """Status and JSON of a probe on a port of its own; None for another path. `state` is None before the start.
+    """Return status and JSON of a probe on a port of its own; None for another path. `state` is None before the start.
 
     Called from any thread: it only reads. Here `/live` also says whether the event loop runs.
     """
@@ -115,9 +113,5 @@ async def ping(call: Call) -> Response:
 async def show_version(call: Call) -> Response:
     """Show the version of the server and how it runs its first model"""
     model = call.state.models.first.admission.model
-    answer: Version = {
-        "version": version(),
-        "engine": model.info.description if model else None,
-        "fingerprint": model.fingerprint if model else None,
-    }
-    return json_response(answer)
+    engine, fingerprint = (model.info.description, model.fingerprint) if model else (None, None)
+    return json_response(Version(version=version(), engine=engine, fingerprint=fingerprint))

@@ -132,7 +132,7 @@ def response_error(error: ApiError) -> ResponseError:
 
 
 def ended_as(stored: Stored, error: ApiError | None) -> Stored:
-    """Return a response that ran, and has failed; without an error, it was cancelled. It has no events."""
+    """Return a response that ran as a failed one, or without an error as a cancelled one. It has no events."""
     end = {"status": "failed", "error": response_error(error)} if error else {"status": "cancelled"}
     return replace(stored, value=orjson.dumps(orjson.loads(stored.value) | end), running=False)
 
@@ -147,5 +147,5 @@ async def fail_interrupted(store: Store) -> None:
 
 
 async def put_ended(store: Store, owner: Owner, stored: Stored, error: ApiError | None) -> bool:
-    """Store that a response that ran has ended so. False: a client has deleted it."""
+    """Store the end of a response that ran. False: a client has deleted it."""
     return await store.run(lambda tables: tables.put(owner, ended_as(stored, error), only_running=True))

@@ -1,4 +1,4 @@
-"""The bodies of requests to `/v1/responses`, and the conversation that they are."""
+"""The bodies of requests to `/v1/responses`, and the conversations in them."""
 
 from collections.abc import Sequence
 from types import MappingProxyType
@@ -117,7 +117,7 @@ class ConversationId(Body):
 
 
 class InputBody(CallingBody, ModelBody):
-    """What makes the prompt of a response."""
+    """The fields that make the prompt of a response."""
 
     input: Input | None = optional(
         "The text of a user message, or items of a conversation. It is required unless `previous_response_id` or "
@@ -130,7 +130,7 @@ class InputBody(CallingBody, ModelBody):
         max_length=MAX_NAME,
     )
     conversation: str | ConversationId | None = optional(
-        "The id of a conversation, whose items come before `input`. Input and output become items of it.",
+        "The id of a conversation, whose items come before `input`. Input and output become items of it."
     )
     reasoning: ReasoningConfig | None = optional("Options of the model's reasoning.")
     text: TextConfig | None = optional("Options of the text, its format among them.")
@@ -205,7 +205,7 @@ class CompactBody(ModelBody):
     prompt_cache_key: str | None = optional("It has no effect: all prompts share cached pages.", max_length=MAX_SALT)
 
     def check(self) -> None:
-        if self.model is None:  # OpenAI's API wants it, and so do tests of compatibility
+        if self.model is None:  # as in OpenAI's API; tests of compatibility check it
             raise InvalidRequest("model is required", param="model")
         if not self.input and self.previous_response_id is None:
             raise InvalidRequest("send input or previous_response_id", param="input")
@@ -224,23 +224,17 @@ class ResponsesBody(InputBody, StreamBody, UserBody):
     )
     max_output_tokens: int | None = ranged("max_tokens", CHAT_TOKENS, least=1)
     client_metadata: dict[str, Any] | None = optional("Facts about the client. They have no effect.")
-    max_tool_calls: int | None = optional(
-        "The limit of calls of hosted tools, of which there are none.", ge=1, le=2**31 - 1
-    )
+    max_tool_calls: int | None = optional("The limit of calls of hosted tools: there are none.", ge=1, le=2**31 - 1)
     metadata: Metadata | None = optional(
         "Strings by name, which the answer repeats: at most 16, with names of 64 and values of 512 characters.",
         max_length=16,
     )
-    service_tier: ServiceTier | None = optional(ONE_TIER)
     stream_options: ObfuscationOptions | None = optional("Options of the stream.")
     prompt_cache_options: PromptCacheOptions | None = optional("Options of OpenAI's prompt cache. They have no effect.")
-    prompt_cache_key: str | None = optional("It has no effect: all prompts share cached pages.", max_length=MAX_SALT)
     seed: int | None = ranged("seed")
     random_seed: int | None = synonym("seed", "Mistral's", **limits_of("seed"))
     temperature: float | None = ranged("temperature")
-    top_logprobs: int | None = optional(
-        f"The number of alternatives for each token. It needs `include` with `{LOGPROBS}`.", ge=0, le=20
-    )
+    top_logprobs: int | None = optional(f"The number of alternatives. It needs `{LOGPROBS}`.", ge=0, le=20)
     top_p: float | None = ranged("top_p")
 
     def check(self) -> None:
@@ -254,11 +248,10 @@ class ResponsesBody(InputBody, StreamBody, UserBody):
 
     @property
     def n_logprobs(self) -> int | None:
-        """The number of alternatives for each token (None: no logprobs)."""
+        """Return the number of alternatives for each token (None: no logprobs)."""
         return (self.top_logprobs or 0) if LOGPROBS in (self.include or ()) else None
 
     def chat(self, earlier: Sequence[AnyItem] = (), own: Sequence[AnyItem] | None = None, **more: Any) -> Chat:
         options = Options(given(seed=self.agreed("seed"), temperature=self.temperature, top_p=self.top_p))
-        return super().chat(
-            earlier, own, options=options, max_tokens=self.max_output_tokens, logprobs=self.n_logprobs, **more
-        )
+        more |= {"options": options, "max_tokens": self.max_output_tokens, "logprobs": self.n_logprobs}
+        return super().chat(earlier, own, **more)

@@ -22,9 +22,9 @@ log = logging.getLogger("noria.state")
 
 
 class Creation:
-    """A request for a response. `items` are those of its input as they are stored, once it is read.
+    """A request for a response. `items` are those of its input as they are stored, once the input is read.
 
-    Raises InvalidRequest for one in the background without a store.
+    Raises InvalidRequest for a response in the background without a store.
     """
 
     def __init__(self, call: Call, body: ResponsesBody, id: str | None = None) -> None:
@@ -81,7 +81,7 @@ class Creation:
             log.warning("a conversation is not continued: %s", error)
 
     def stored(self, answer: Json, *, running: bool = False, events: bytes = b"") -> Stored:
-        """What is stored of a response, with its receipts. `answer` is the whole one, or the event that has it."""
+        """Return what is stored of a response, with its receipts. `answer` is all of it, or the event that has it."""
         response = response_in(answer)
         facts = {name: part for name, part in response.items() if name != "timings"}
         receipts = {"receipts": answer["receipts"]} if "receipts" in answer else {}
@@ -91,5 +91,5 @@ class Creation:
 
 
 def response_in(answer: Json) -> Json:
-    """The response of an answer: the whole one itself, or what the last event of a stream has."""
+    """Return the response in an answer: the whole answer, or a part of the last event of its stream."""
     return answer.get("response", answer)

@@ -47,11 +47,11 @@ class History:
         return sum(map(len, (*self.earlier, *self.referenced.values())))
 
     def items(self) -> list[AnyItem]:
-        """The earlier items, without calls that were cut short."""
+        """Return the earlier items, without calls that were cut short."""
         return ITEMS.validate_json(b"[%b]" % b",".join(value for value in self.earlier if not _is_cut(value)))
 
     def resolved(self, items: Sequence[AnyItem] | None) -> list[AnyItem]:
-        """The items, with those that they refer to in place of references. Raises InvalidRequest for a cut call."""
+        """Return the items, with those that they refer to in their place. Raises InvalidRequest for a cut call."""
         for id in filter(lambda id: _is_cut(self.referenced[id]), self.referenced):
             raise InvalidRequest(f"item {quoted(id)} is a call that was cut short: it cannot be part of a prompt")
         found = {id: ITEMS.validate_json(b"[%b]" % value)[0] for id, value in self.referenced.items()}
@@ -59,7 +59,7 @@ class History:
 
 
 def _is_cut(value: bytes) -> bool:
-    """Whether a stored item is a call that ended before its arguments did: they are no JSON."""
+    """Return whether a stored item is a call that ended before its arguments did: they are no JSON."""
     if b'"incomplete"' not in value:
         return False
     return arguments_of(orjson.loads(value).get("arguments", "{}")) is None
@@ -96,9 +96,8 @@ async def read_referenced(call: Call, items: Sequence[AnyItem], field: str) -> M
     ids = {item.id: index for index, item in enumerate(items) if isinstance(item, ItemReference)}
     if not ids:
         return {}
-    found = await call.state.store.run(
-        Tables.referenced, Owner.of(call.record), [*ids], call.state.settings.max_body_bytes
-    )
+    limit = call.state.settings.max_body_bytes
+    found = await call.state.store.run(Tables.referenced, Owner.of(call.record), [*ids], limit)
     for id, index in ids.items():
         if id not in found:
             raise _missing(call, f"{field}[{index}].id", "item", id, "item_not_found")
@@ -115,12 +114,12 @@ def _missing(call: Call, param: str, kind: str, id: str, code: str) -> InvalidRe
 
 
 def stored_input(items: Sequence[AnyItem]) -> tuple[StoredItem, ...]:
-    """The items as they are stored: as OpenAI's API lists them, each with an id."""
+    """Return the items as they are stored: as OpenAI's API lists them, each with an id."""
     return tuple(StoredItem(item["id"], orjson.dumps(item)) for item in map(item_json, items))
 
 
 def stored_output(items: Sequence[Json]) -> tuple[StoredItem, ...]:
-    """The items of an answer, as they are stored."""
+    """Return the items of an answer, as they are stored."""
     return tuple(map(_output, items))
 
 
@@ -158,7 +157,7 @@ def item_json(item: AnyItem) -> Json:
 
 
 def _parts(content: str | Sequence[InputPart | InputImage | AudioPart], side: str) -> list[Json]:
-    """The parts of a message, or of the output of a tool. `side`: "input" or "output"."""
+    """Return the parts of a message, or of the output of a tool. `side`: "input" or "output"."""
     if isinstance(content, str):
         return [_text_part(f"{side}_text", content)]
     return [*map(_part, content)]

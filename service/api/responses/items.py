@@ -44,9 +44,7 @@ class InputMessage(Body):
     harmless = only(phase=("commentary", "final_answer"), status=("completed", "incomplete"))
     type: Literal["message"] | None = optional('"message". Default: "message".')
     id: str | None = optional("The id of the item in an answer. It has no effect.", max_length=MAX_NAME)
-    role: Literal["user", "assistant", "system", "developer"] = Field(
-        description="user, assistant, system or developer."
-    )
+    role: Literal["user", "assistant", "system", "developer"] = Field(description="user, assistant, system, developer.")
     content: Parts = Field(description="The text, or a list of parts.")
 
     @model_validator(mode="after")
@@ -67,9 +65,7 @@ class CallItem(Called):
     type: Literal["function_call"] = Field(description='"function_call".')
     namespace: str | None = optional("The namespace of the function.", max_length=MAX_NAME)
     id: str | None = optional("The id of the item in an answer. It has no effect.", max_length=MAX_NAME)
-    call_id: str = Field(
-        min_length=1, max_length=MAX_NAME, description="The id of the call. The output of the function repeats it."
-    )
+    call_id: str = Field(min_length=1, max_length=MAX_NAME, description="The id of the call. Its output repeats it.")
 
 
 class OutputItem(Body):
@@ -112,9 +108,7 @@ class ReasoningItem(Body):
     type: Literal["reasoning"] = Field(description='"reasoning".')
     id: str | None = optional("The id of the item in an answer. It has no effect.", max_length=MAX_NAME)
     summary: Items[SummaryText] | None = optional("It is the thought where `content` is missing.", max_length=MAX_ITEMS)
-    content: Items[ReasoningText] | None = optional(
-        "The thought. The chat template decides what it uses.", max_length=MAX_ITEMS
-    )
+    content: Items[ReasoningText] | None = optional("The thought, which the template may use.", max_length=MAX_ITEMS)
     encrypted_content: str | None = optional("A thought that another server has encrypted. It has no effect.")
 
     @property
@@ -168,7 +162,7 @@ ITEM_TYPES = (*ID_PREFIXES, "item_reference")
 
 
 def _check_type(item: Any) -> Any:
-    """The item. Raises the error that names its type, if that is no type of items."""
+    """Return the item. Raises an error that names its type, if no item has that type."""
     if isinstance(item, dict) and _kind(item) not in ITEM_TYPES:
         raise unsupported("type", f"type {quoted(item['type'])} is not supported: only {either(ITEM_TYPES)}")
     return item
@@ -183,11 +177,7 @@ Item = Annotated[
     | Annotated[ReasoningItem, Tag("reasoning")]
     | Annotated[CompactionItem, Tag("compaction")]
     | Annotated[ItemReference, Tag("item_reference")],
-    Discriminator(
-        _kind,
-        custom_error_type="expected",
-        custom_error_message="must be an object",
-    ),
+    Discriminator(_kind, custom_error_type="expected", custom_error_message="must be an object"),
     BeforeValidator(_check_type),
 ]
 SUMMARIZED = "Summary of the conversation so far:"
@@ -195,7 +185,7 @@ AnyItem = InputMessage | CallItem | OutputItem | CustomCallItem | ReasoningItem 
 
 
 def as_messages(items: Sequence[AnyItem], n_earlier: int = 0) -> list[Json]:
-    """Messages as chat formats take them. Calls join the assistant message before them, or make a new one.
+    """Return messages as chat formats take them. Calls join the assistant message before them, or make a new one.
 
     A thought belongs to the message or the call after it. The client has sent all items but the first `n_earlier`.
     """
@@ -222,7 +212,7 @@ def as_messages(items: Sequence[AnyItem], n_earlier: int = 0) -> list[Json]:
 
 
 def _with_thought(message: Json, thought: str) -> str:
-    """Add the thought to a message of the assistant. Returns what is left of it: a user's message ends it."""
+    """Add the thought to a message of the assistant. Returns the thought that is left: a user's message ends it."""
     if thought and message["role"] == "assistant":
         message[THOUGHT] = "\n\n".join(filter(None, [message.get(THOUGHT), thought]))
     return ""
@@ -235,14 +225,14 @@ def _plain_call(item: CallItem | CustomCallItem) -> Json:
 
 
 def _contents(parts: str | list[InputPart | InputImage | AudioPart], place: str) -> Json:
-    """The text, the images and the audio of a message. `place` is the client's name of the parts."""
+    """Return the text, the images and the audio of a message. `place` is the client's name of the parts."""
     if isinstance(parts, str):
         return contents([parts])
     return contents(_piece(part, f"{place}[{index}]") for index, part in enumerate(parts))
 
 
 def _piece(part: InputPart | InputImage | AudioPart, place: str) -> str | Json:
-    """A part as `contents` takes it."""
+    """Return a part as `contents` takes it."""
     if isinstance(part, InputPart):
         return part.text
     if isinstance(part, InputImage):

@@ -31,20 +31,15 @@ class ErrorEvents(TypedEvents):
     n_sent: int = 0
 
     def failure(self, error: ApiError) -> Json:
-        return _failed(error, self.n_sent)
-
-
-def _failed(error: ApiError, number: int) -> Json:
-    """The event of an error after `number` other events."""
-    about = {"code": error.code, "message": error.message, "param": error.param}
-    return {"type": "error", "sequence_number": number, **about}
+        about = {"code": error.code, "message": error.message, "param": error.param}
+        return {"type": "error", "sequence_number": self.n_sent, **about}
 
 
 @dataclass(slots=True)
 class ResponseShape(TypedEvents):
     """Writes `response` objects, and the events that build one. `stored`: the response is stored.
 
-    If the request asks for log probabilities, the text has those of its tokens, up to the first call.
+    If the request includes log probabilities, the text has those of its tokens, up to the first call.
     """
 
     body: ResponsesBody
@@ -69,7 +64,7 @@ class ResponseShape(TypedEvents):
         self.blocks = reader_of(served, body.calls, Random(self.id))
 
     def queued(self) -> list[Json]:
-        """The first events of a response in the background. Its opening then has the next one."""
+        """Return the first events of a response in the background. Its opening then has the next one."""
         waiting = self.state("queued")
         return [self._event("created", response=waiting), self._event("queued", response=waiting)]
 
@@ -95,21 +90,21 @@ class ResponseShape(TypedEvents):
         return []
 
     def whole(self, parts: Sequence[Delta], usage: Usage, timings: Timings) -> ResponseAnswer:
-        """The response in the last event."""
+        """Return the response in the last event."""
         response: ResponseState = self.chunks(0, parts[0], usage)[-1]["response"]
         return {**response, "timings": timings}
 
     def state(self, status: str, error: ResponseError | None = None) -> ResponseState:
-        """The response as far as it is complete."""
+        """Return the response as far as it is complete."""
         return {**self._response(status, None), "error": error}
 
     def failed(self, error: ResponseError | None) -> Json:
-        """The last event of a response in the background that failed, or without an error was cancelled."""
+        """Return the last event of a background response that failed, or without an error was cancelled."""
         kind, status = ("failed", "failed") if error else ("incomplete", "cancelled")
         return self._event(kind, response=self.state(status, error))
 
     def failure(self, error: ApiError) -> Json:
-        return _failed(error, self._sent)
+        return ErrorEvents(self._sent).failure(error)
 
     def _events(self, step: BlockStep, status: str) -> Iterator[Json]:
         """Yield the events of a step. The last item gets the `status` of the answer."""
@@ -129,7 +124,7 @@ class ResponseShape(TypedEvents):
                 yield from self._end(block.text, status if step.last else "completed")
 
     def _scores_of(self, text: str) -> list[Json]:
-        """The log probabilities of the tokens that start in the next text."""
+        """Return the log probabilities of the tokens that start in the next text."""
         self._n_sent += len(text)
         scores: list[Json] = []
         while self.tokenizer and self._waiting and self._waiting[0].start < self._n_sent:
@@ -239,14 +234,14 @@ def request_echo(body: ResponsesBody, defaults: Mapping[str, Any], *, stored: bo
 
 
 def part_of(item: Json, text: str, scores: Sequence[Json] = ()) -> Json:
-    """The part with the text of a message, or of a thought. `scores` are the log probabilities of the message."""
+    """Return the part with the text of a message, or of a thought. `scores` are the message's log probabilities."""
     if item["type"] == "reasoning":
         return {"type": "reasoning_text", "text": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": [*scores]}
 
 
 def token_json(tokenizer: Tokenizer, token: int, logprob: float | None) -> Json:
-    """A token with its log probability."""
+    """Return a token with its log probability."""
     finite = max(logprob or 0.0, LEAST_LOGPROB)
     return {"token": tokenizer.name(token), "logprob": finite, "bytes": [*tokenizer.piece(token)]}
 

@@ -110,7 +110,7 @@ def _type_of(tool: Any) -> str | None:
 
 
 def _check_type(tool: Any) -> Any:
-    """The tool. Raises the error that names its type, if that is no type of tools."""
+    """Return the tool. Raises an error that names its type, if no tool has that type."""
     if isinstance(tool, dict) and _type_of(tool) not in (*RUN_BY_CLIENTS, "namespace", *HOSTED):
         kind = quoted(tool.get("type"))
         raise unsupported("type", f"type {kind} is not supported: only {either(RUN_BY_CLIENTS)}; {NOT_RUN}")
@@ -118,7 +118,7 @@ def _check_type(tool: Any) -> Any:
 
 
 def _tag(tool: Any) -> str | None:
-    """The tag of a tool's type: errors have it beside the names of fields, so it must not be one."""
+    """Return the tag of a tool's type. Errors have it beside names of fields: it must differ from all of them."""
     kind = _type_of(tool)
     return "hosted tool" if kind in HOSTED else kind and f"{kind} tool"
 
@@ -134,12 +134,12 @@ AnyTool = Annotated[
 
 
 def flat_name(namespace: str | None, name: str) -> str:
-    """The name of a function for the model."""
+    """Return the name of a function for the model."""
     return f"{namespace}__{name}" if namespace else name
 
 
 def functions_of(tool: Tool) -> list[Function]:
-    """The functions of a tool for the model; none for a hosted tool."""
+    """Return the functions of a tool for the model; none for a hosted tool."""
     if isinstance(tool, FunctionTool):
         return [narrowed(Function, tool)]
     if isinstance(tool, CustomTool):
@@ -158,12 +158,8 @@ class AllowedTools(Body):
     """Some of the tools."""
 
     type: Literal["allowed_tools"] = Field(description='"allowed_tools".')
-    mode: Literal["auto", "required"] = Field(
-        description="auto: the model may answer with text. required: it must call a tool."
-    )
-    tools: Items[FunctionChoice] = Field(
-        min_length=1, max_length=MAX_TOOLS, description="The tools that may be called."
-    )
+    mode: Literal["auto", "required"] = Field(description="auto: text is allowed too. required: it must call a tool.")
+    tools: Items[FunctionChoice] = Field(min_length=1, max_length=MAX_TOOLS, description="The tools that are allowed.")
 
 
 ToolsChoice = Literal["none", "auto", "required"] | FunctionChoice | AllowedTools
@@ -181,7 +177,7 @@ class CallingBody(Body):
 
     @cached_property
     def calls(self) -> AllowedCalls:
-        """Raises InvalidRequest."""
+        """Return the functions that the answer may call. Raises InvalidRequest."""
         offered = [function for tool in self.tools or () for function in functions_of(tool)]
         choice, one = self.tool_choice, self.parallel_tool_calls is False
         if isinstance(choice, FunctionChoice):
@@ -191,7 +187,7 @@ class CallingBody(Body):
         return allowed_calls(offered, [] if choice == "none" else None, must=choice == "required", one=one)
 
     def _chosen(self, chosen: Sequence[FunctionChoice]) -> list[str]:
-        """The names of the chosen tools. Raises InvalidRequest for one that is of another type."""
+        """Return the names of the chosen tools. Raises InvalidRequest for one that is of another type."""
         for tool in chosen:
             if (tool.type == "custom") != (tool.name in self.custom_names):
                 message = f"tool_choice names {quoted(tool.name)}, which is not among the tools of type {tool.type}"
@@ -200,11 +196,10 @@ class CallingBody(Body):
 
     @property
     def custom_names(self) -> frozenset[str]:
-        """The names of custom tools."""
         return frozenset(tool.name for tool in self.tools or () if isinstance(tool, CustomTool))
 
     @property
     def namespaces(self) -> dict[str, tuple[str, str]]:
-        """Namespace and name of each function in a namespace, by its name for the model."""
+        """Return namespace and name of each function in a namespace, by its name for the model."""
         spaces = [tool for tool in self.tools or () if isinstance(tool, Namespace)]
         return {flat_name(space.name, tool.name): (space.name, tool.name) for space in spaces for tool in space.tools}

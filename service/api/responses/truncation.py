@@ -11,7 +11,7 @@ from service.generation.served import ServedModel
 
 
 def fitted(chat: Chat, served: ServedModel, media: Sequence[Decoded], *, least: int = 1) -> ModelRequest:
-    """The engine's request for as many of the last messages as fit the context, beside the first instructions.
+    """Return the engine's request for as many of the last messages as fit the context, beside the first instructions.
 
     They begin with a message of the user. Raises ContextExceeded if the `least` last ones of the user, and what follows
     them, do not fit.
@@ -25,7 +25,8 @@ def fitted(chat: Chat, served: ServedModel, media: Sequence[Decoded], *, least: 
         while low <= high:  # fewer messages are always a shorter prompt
             middle = (low + high) // 2
             try:
-                found = chat_request(*_from(chat, starts[middle], served, media))
+                cut, left = _from(chat, starts[middle], media)
+                found = chat_request(cut, served, left)
                 high = middle - 1
             except ContextExceeded:
                 low = middle + 1
@@ -34,10 +35,8 @@ def fitted(chat: Chat, served: ServedModel, media: Sequence[Decoded], *, least: 
         return found
 
 
-def _from(
-    chat: Chat, first: int, served: ServedModel, media: Sequence[Decoded]
-) -> tuple[Chat, ServedModel, Sequence[Decoded]]:
-    """The conversation from a message on, with the instructions before all others, and its images and audio."""
+def _from(chat: Chat, first: int, media: Sequence[Decoded]) -> tuple[Chat, Sequence[Decoded]]:
+    """Return the conversation from a message on, with the instructions before all others, and its images and audio."""
     n_system = next(at for at, message in enumerate(chat.messages) if message["role"] not in ("system", "developer"))
     cut = replace(chat, messages=[*chat.messages[:n_system], *chat.messages[first:]])
-    return cut, served, media[len(media) - len(cut.media) :]
+    return cut, media[len(media) - len(cut.media) :]

@@ -35,7 +35,7 @@ class CreateBody(Body):
     @model_validator(mode="before")
     @classmethod
     def _refuse_inputs(cls, body: Any) -> Any:
-        """Mistral's conversations have the same path."""
+        """Refuse Mistral's conversations, which have the same path."""
         if isinstance(body, dict) and "inputs" in body:
             words = "inputs belongs to Mistral's conversations, which this server does not have: "
             raise unsupported("inputs", words + "send messages to /v1/chat/completions, or input to /v1/responses")
@@ -80,34 +80,34 @@ async def create(call: Call, body: CreateBody) -> Response:
 
     The server stores it as it stores responses.
     """
-    asked = _asked(call)
+    requested = Requested(call, "conversation")
     conversation: Conversation = {
         "id": new_id("conv"),
         "object": "conversation",
         "created_at": int(time.time()),
         "metadata": body.metadata or {},
     }
-    items = await _resolved(asked, body.items or [])
+    items = await _resolved(requested, body.items or [])
     stored = Stored(conversation["id"], orjson.dumps(conversation), items)
-    await asked.store.run(Tables.put, asked.owner, stored)
-    return _shown(stored.value)
+    await requested.store.run(Tables.put, requested.owner, stored)
+    return _answer(stored.value)
 
 
 @get(PATH, answer=Conversation)
 async def retrieve(call: Call) -> Response:
     """Show a conversation"""
-    return _shown((await _asked(call).read()).value)
+    return _answer((await Requested(call, "conversation").read()).value)
 
 
 @post(PATH, body=UpdateBody, request={"metadata": {"topic": "wheels"}}, answer=Conversation)
 async def update(call: Call, body: UpdateBody) -> Response:
     """Change the metadata of a conversation"""
-    asked = _asked(call)
-    conversation = orjson.loads((await asked.read()).value) | {"metadata": body.metadata or {}}
+    requested = Requested(call, "conversation")
+    conversation = orjson.loads((await requested.read()).value) | {"metadata": body.metadata or {}}
     value = orjson.dumps(conversation)
-    if not await asked.store.run(Tables.update, asked.owner, asked.id, value):
-        raise asked.missing
-    return _shown(value)
+    if not await requested.store.run(Tables.update, requested.owner, requested.id, value):
+        raise requested.missing
+    return _answer(value)
 
 
 @get(PATH, methods=("DELETE",), answer=DeletedConversation)
@@ -116,27 +116,25 @@ async def delete(call: Call) -> Response:
 
     Responses that were made in it stay.
     """
-    asked = _asked(call)
-    await asked.delete()
-    answer: DeletedConversation = {"id": asked.id, "object": "conversation.deleted", "deleted": True}
-    return json_response(answer)
+    requested = Requested(call, "conversation")
+    await requested.delete()
+    return json_response(DeletedConversation(id=requested.id, object="conversation.deleted", deleted=True))
 
 
 @get(f"{PATH}/items", answer=ItemList, queries=QUERIES)
 async def list_items(call: Call) -> Response:
     """List the items of a conversation, the last one first"""
-    asked = _asked(call)
-    return await asked.answer(lambda stored: listed(call, stored.items), included(call))
+    return await Requested(call, "conversation").answer(lambda stored: listed(call, stored.items), included(call))
 
 
 @post(f"{PATH}/items", body=ItemsBody, request={"items": HELLO}, answer=ItemList)
 async def create_items(call: Call, body: ItemsBody) -> Response:
     """Add items to a conversation"""
-    asked = _asked(call)
+    requested = Requested(call, "conversation")
     included(call)
-    added = await _resolved(asked, body.items)
-    if not await asked.store.run(Tables.append, asked.owner, asked.id, added):
-        raise asked.missing
+    added = await _resolved(requested, body.items)
+    if not await requested.store.run(Tables.append, requested.owner, requested.id, added):
+        raise requested.missing
     size = sum(item.size for item in added)
     content = await call.state.work.run(lambda: orjson.dumps(item_list(added, False)), size)
     return call.respond(content, computed=True)
@@ -145,8 +143,8 @@ async def create_items(call: Call, body: ItemsBody) -> Response:
 @get(f"{PATH}/items/{{item_id}}", answer=ConversationItem, queries={"include": INCLUDED})
 async def retrieve_item(call: Call) -> Response:
     """Show an item of a conversation"""
-    asked, item_id = _asked(call), call.request.path_params["item_id"]
-    found = [item for item in (await asked.read(included(call))).items if item.id == item_id]
+    requested, item_id = Requested(call, "conversation"), call.request.path_params["item_id"]
+    found = [item for item in (await requested.read(included(call))).items if item.id == item_id]
     if not found:
         raise NotStored("item", item_id)
     return call.respond(found[0].scored or found[0].value)
@@ -155,24 +153,20 @@ async def retrieve_item(call: Call) -> Response:
 @get(f"{PATH}/items/{{item_id}}", methods=("DELETE",), answer=Conversation)
 async def delete_item(call: Call) -> Response:
     """Delete an item of a conversation"""
-    asked, item_id = _asked(call), call.request.path_params["item_id"]
-    stored = await asked.read()
-    if not await asked.store.run(Tables.remove_item, asked.owner, asked.id, item_id):
+    requested, item_id = Requested(call, "conversation"), call.request.path_params["item_id"]
+    stored = await requested.read()
+    if not await requested.store.run(Tables.remove_item, requested.owner, requested.id, item_id):
         raise NotStored("item", item_id)
-    return _shown(stored.value)
+    return _answer(stored.value)
 
 
-def _shown(value: bytes) -> Response:
-    """A conversation without its items, which is small."""
+def _answer(value: bytes) -> Response:
+    """Return the response with a conversation. Without its items it is small."""
     return Response(value, media_type="application/json")
 
 
-def _asked(call: Call) -> Requested:
-    return Requested(call, "conversation")
-
-
-async def _resolved(asked: Requested, items: list[Any]) -> tuple[StoredItem, ...]:
-    """Items of a body, with stored ones in place of references."""
-    referenced = await read_referenced(asked.call, items, "items")
+async def _resolved(requested: Requested, items: list[Any]) -> tuple[StoredItem, ...]:
+    """Return the items of a body, with stored ones in place of references."""
+    referenced = await read_referenced(requested.call, items, "items")
     history = History(referenced=referenced)
-    return await asked.call.on_lane(lambda: stored_input(history.resolved(items)))
+    return await requested.call.on_lane(lambda: stored_input(history.resolved(items)))

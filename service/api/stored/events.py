@@ -4,17 +4,14 @@ import zlib
 from collections.abc import AsyncIterator
 from functools import partial
 
+import orjson
+
 from service.api.responses.background import END
 from service.api.responses.shape import ErrorEvents
 from service.api.stored.requested import Requested
 from service.errors.errors import ApiError, InvalidRequest
 from service.http.sse import ClientGone
 from service.state.tables import EVENTS_PIECE, Tables
-
-NO_EVENTS = (
-    "stream: no events of this response are stored. They are for a response with background, unless it was queued or "
-    "running when the server ended, the store did not take its end, or it had too many events"
-)
 
 
 class StoredEvents:
@@ -31,7 +28,7 @@ class StoredEvents:
     async def write(self) -> None:
         """Write them to the client. Raises InvalidRequest if none are stored."""
         if not (first := await self._piece(0)):
-            raise InvalidRequest(NO_EVENTS, param="stream")
+            raise _no_events((await self._requested.read()).value)
         call = self._requested.call
         call.open(self._framing)
         async for frames in self._frames(first):
@@ -63,7 +60,7 @@ class StoredEvents:
             yield [self._rest + self._inflater.flush()]
 
     def _unpacked(self, piece: bytes) -> bytes:
-        """The next events in a compressed piece, or a part of an event that is larger than `EVENTS_PIECE`."""
+        """Return the next events in a compressed piece, or a part of an event that is larger than `EVENTS_PIECE`."""
         text = self._rest + self._inflater.decompress(piece, EVENTS_PIECE)
         *skipped, rest = text.split(END, self._skipped)
         self._skipped -= len(skipped)
@@ -75,3 +72,12 @@ class StoredEvents:
         self._rest = rest[cut:]
         self._framing.n_sent += len(skipped) + rest[:cut].count(END)
         return rest[:cut]
+
+
+def _no_events(response: bytes) -> InvalidRequest:
+    """Return the refusal of the stream of a stored response without events."""
+    if not orjson.loads(response)["background"]:
+        why, code = "only a response with background true has stored events", "not_background"
+    else:
+        why, code = "it had too many events, or its end was not stored", "events_not_stored"
+    return InvalidRequest(f"stream: no events of this response are stored: {why}", param="stream", code=code)

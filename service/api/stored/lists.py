@@ -8,9 +8,10 @@ from typing_extensions import TypedDict
 
 from model.errors import quoted
 from service.api.call import Call
-from service.api.queries import choice, number, several
+from service.api.queries import choice, number
 from service.api.responses.body import Included
 from service.errors.errors import InvalidRequest
+from service.errors.wording import either
 from service.state.stored import StoredItem
 
 INCLUDED: tuple[str, ...] = get_args(Included)
@@ -29,7 +30,7 @@ class ItemList(TypedDict):
 
 
 def listed(call: Call, items: Sequence[StoredItem]) -> ItemList:
-    """The items that the query of a request wants. Raises InvalidRequest."""
+    """Return the items that the query of a request selects. Raises InvalidRequest."""
     limit = number(call, "limit", 20, least=1, most=100)
     ordered = [*items] if choice(call, "order", QUERIES["order"], "desc") == "asc" else [*items][::-1]
     after = call.request.query_params.get("after")
@@ -47,10 +48,13 @@ def item_list(items: Sequence[StoredItem], has_more: bool) -> ItemList:
 
 
 def included(call: Call) -> list[str]:
-    """What a request wants beside the items. Raises InvalidRequest."""
-    return several(call, "include", INCLUDED)
+    """Return the values of `include`, which may be repeated, also with brackets. Raises InvalidRequest."""
+    values = [value for name in ("include", "include[]") for value in call.request.query_params.getlist(name)]
+    if (wrong := next((value for value in values if value not in INCLUDED), None)) is not None:
+        raise InvalidRequest(f"include must be {either(INCLUDED)}, got {quoted(wrong)}", param="include")
+    return values
 
 
 def json_of(items: Sequence[StoredItem]) -> list[Any]:
-    """The JSON of items as it is stored: an item may have 32 MiB, and to parse it would take seconds."""
+    """Return the JSON of items as it is stored: an item may have 32 MiB, and to parse it would take seconds."""
     return [orjson.Fragment(item.scored or item.value) for item in items]

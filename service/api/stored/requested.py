@@ -14,9 +14,9 @@ from service.state.tables import Tables
 
 
 class Requested:
-    """What a request names, as the owner of its key finds it; nothing for one that creates.
+    """The stored response or conversation that a request names, as the owner of its key finds it.
 
-    Raises InvalidRequest without a store, NotStored for an id of the other kind.
+    A request that creates one names none. Raises InvalidRequest without a store, NotStored for an id of the other kind.
     """
 
     def __init__(self, call: Call, kind: Literal["response", "conversation"]) -> None:
@@ -30,14 +30,14 @@ class Requested:
             raise self.missing
 
     async def read(self, included: Sequence[str] = ()) -> Stored:
-        """With log probabilities where `included` names them. Raises NotStored, also for another key's."""
+        """Read it, with log probabilities where `included` names them. Raises NotStored, also for another key's."""
         scored = LOGPROBS in included
         if (stored := await self.store.run(Tables.find, self.owner, self.id, scored=scored)) is None:
             raise self.missing
         return stored
 
     async def answer(self, write: Callable[[Stored], Mapping[str, Any]], included: Sequence[str] = ()) -> Response:
-        """The answer that `write` makes of what is stored. Raises NotStored.
+        """Answer with what `write` makes of the stored object. Raises NotStored.
 
         The store's thread reads and writes, one answer after the other: what waits holds nothing.
         """
@@ -51,6 +51,6 @@ class Requested:
         return self.call.respond(found)
 
     async def delete(self) -> None:
-        """Raises NotStored."""
+        """Delete it. Raises NotStored."""
         if not await self.store.run(Tables.delete, self.owner, self.id):
             raise self.missing

@@ -25,7 +25,7 @@ from service.state.stored import Stored
 from service.state.tables import Tables
 
 QUIET = Policy(quiet=True)
-"""A key at its limit of requests may still ask about its responses, and end them."""
+"""A key at its limit of requests may still see its responses, and end them."""
 PATH = "/v1/responses/{id}"
 
 
@@ -47,22 +47,22 @@ async def retrieve(call: Call) -> Answer:
     `?stream=true` sends the events of a response in the background, those after number `starting_after`, and follows
     it to its end.
     """
-    asked = Requested(call, "response")
+    requested = Requested(call, "response")
     after = number(call, "starting_after", -1, least=0)
     streams = choice(call, "stream", BOOLEANS, "false") == "true"
     if after >= 0 and not streams:
         raise InvalidRequest("starting_after needs stream true", param="starting_after")
     names = included(call)
-    if (running := _running(asked)) is not None:
+    if (running := _running(requested)) is not None:
         if not streams:
             return await respond_now(call, running)
         await read(call, running, after)
         return None
     if streams:
-        await StoredEvents(asked, after).write()
+        await StoredEvents(requested, after).write()
         return None
-    await _end_lost(asked)
-    return await asked.answer(lambda stored: _whole(_ended(asked, stored)), names)
+    await _end_lost(requested)
+    return await requested.answer(lambda stored: _whole(_ended(requested, stored)), names)
 
 
 @get(PATH, methods=("DELETE",), answer=DeletedResponse, policy=QUIET)
@@ -71,12 +71,11 @@ async def delete(call: Call) -> Response:
 
     One that is computed is cancelled. Responses that continue it cannot be continued any more.
     """
-    asked = Requested(call, "response")
-    await asked.delete()
-    if (running := _running(asked)) is not None:
+    requested = Requested(call, "response")
+    await requested.delete()
+    if (running := _running(requested)) is not None:
         running.cancel()
-    answer: DeletedResponse = {"id": asked.id, "object": "response", "deleted": True}
-    return json_response(answer)
+    return json_response(DeletedResponse(id=requested.id, object="response", deleted=True))
 
 
 @get(f"{PATH}/cancel", methods=("POST",), answer=StoredResponse, policy=QUIET)
@@ -85,21 +84,21 @@ async def cancel(call: Call) -> Response:
 
     One that has ended stays as it is.
     """
-    asked = Requested(call, "response")
-    await _end_lost(asked)
-    if _running(asked) is None and (stored := _ended(asked, await asked.read())).running:
-        await put_ended(asked.store, asked.owner, stored, None)
-    if (running := _running(asked)) is not None:
+    requested = Requested(call, "response")
+    await _end_lost(requested)
+    if _running(requested) is None and (stored := _ended(requested, await requested.read())).running:
+        await put_ended(requested.store, requested.owner, stored, None)
+    if (running := _running(requested)) is not None:
         running.cancel()
         await asyncio.wait([running.task])
 
     def cancelled(stored: Stored) -> Json:
-        response = _whole(_ended(asked, stored))
+        response = _whole(_ended(requested, stored))
         if not response["background"]:
             raise InvalidRequest("only a response that is created with background can be cancelled", param="id")
         return response
 
-    return await asked.answer(cancelled)
+    return await requested.answer(cancelled)
 
 
 @get(f"{PATH}/input_items", answer=ItemList, queries=QUERIES)
@@ -108,30 +107,30 @@ async def input_items(call: Call) -> Response:
 
     They are those of its own request.
     """
-    asked = Requested(call, "response")
+    requested = Requested(call, "response")
     included(call)
-    return await asked.answer(lambda stored: listed(call, [item for item in stored.items if not item.output]))
+    return await requested.answer(lambda stored: listed(call, [item for item in stored.items if not item.output]))
 
 
-def _running(asked: Requested) -> Run | None:
-    return asked.call.state.runs.found.get((asked.owner.name, asked.id))
+def _running(requested: Requested) -> Run | None:
+    return requested.call.state.runs.found.get((requested.owner.name, requested.id))
 
 
 LOST = Unavailable("the store did not take the end of this response", "store_failed")
 
 
-async def _end_lost(asked: Requested) -> None:
+async def _end_lost(requested: Requested) -> None:
     """Store the end of a response that does not run, and whose end the store did not take: it has failed."""
-    if await asked.store.run(Tables.runs, asked.owner.name, asked.id) and _running(asked) is None:
+    if await requested.store.run(Tables.runs, requested.owner.name, requested.id) and _running(requested) is None:
         with suppress(Unavailable):
-            await put_ended(asked.store, asked.owner, await asked.read(), LOST)
+            await put_ended(requested.store, requested.owner, await requested.read(), LOST)
 
 
-def _ended(asked: Requested, stored: Stored) -> Stored:
-    return ended_as(stored, LOST) if stored.running and _running(asked) is None else stored
+def _ended(requested: Requested, stored: Stored) -> Stored:
+    return ended_as(stored, LOST) if stored.running and _running(requested) is None else stored
 
 
 def _whole(stored: Stored) -> Json:
-    """The response with its output."""
+    """Return the response with its output."""
     facts: Json = orjson.loads(stored.value)
     return facts | {"output": json_of([item for item in stored.items if item.output])}

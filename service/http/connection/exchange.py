@@ -37,7 +37,7 @@ SCOPE = re.compile(r"[A-Za-z0-9._-]{1,32}")
 
 
 def scope_of(head: RequestHead, connection: Scope) -> Scope:
-    """The scope of a request; `connection` has its part that is equal for all requests of a connection.
+    """Return the scope of a request; `connection` has its part that is equal for all requests of a connection.
 
     Raises HttpParserInvalidURLError or UnicodeDecodeError for its URL.
     """
@@ -57,11 +57,11 @@ def scope_of(head: RequestHead, connection: Scope) -> Scope:
 
 
 class Proxies:
-    """What reverse proxies change about requests: the client's address, the scheme and the prefix of paths.
+    """The reverse proxies, which change a request's client address, its scheme and the prefix of its path.
 
-    It removes `prefix` from the paths that begin with it; some proxies have removed it. X-Forwarded-For and
+    `undo` removes `prefix` from a path that begins with it: some proxies leave it there. X-Forwarded-For and
     X-Forwarded-Proto count if the peer is in one of the networks `believed`, or connects by a Unix socket. `Forwarded`
-    and X-Forwarded-Prefix never count: a proxy that does not write them passes on what the client claims.
+    and X-Forwarded-Prefix never count: a proxy that does not write them passes on the client's claims.
     """
 
     def __init__(self, prefix: str | None, believed: Sequence[IPv4Network | IPv6Network]) -> None:
@@ -86,9 +86,9 @@ class Proxies:
             scope["scheme"] = scheme.decode()
 
     def _client(self, hops: Sequence[str]) -> Address | None:
-        """The last address that is not a believed proxy's, else the first one: each proxy adds that of its peer.
+        """Return the client's address. The walk begins at the last hop: each proxy adds the address of its peer.
 
-        What is no address does not count, and nothing before it.
+        The walk stops at an address that is not a believed proxy's, and before a hop that is no address.
         """
         client = None
         for hop in reversed(hops):
@@ -107,7 +107,7 @@ def _values(scope: Scope, name: bytes) -> list[bytes]:
 
 
 def client_address(hop: str) -> Address | None:
-    """The address, which may have a port; None for any other text."""
+    """Return the address in a hop, which may have a port; None for any other text."""
     if (match := HOP.fullmatch(hop)) is not None:
         hop = match[1] or match[2]
     if "%" in hop and not SCOPE.fullmatch(hop.partition("%")[2]):  # ip_address takes any text here
@@ -121,8 +121,8 @@ def client_address(hop: str) -> Address | None:
 class Exchange:
     """One request and its response. `keep_alive`: another request may follow, if the client can tell where this ends.
 
-    The head of a response waits for its first byte of a body, and both are written at once. It calls `want_body` when
-    the application waits for more of the body, and `finished` when the response is complete.
+    The head of a response waits for the first byte of its body, and both are written at once. The exchange calls
+    `want_body` when the application waits for more of the body, and `finished` when the response is complete.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Exchange:
 
     @property
     def buffered(self) -> int:
-        """Bytes of the body that the application has not taken."""
+        """Return the number of bytes of the body that the application has not taken."""
         return sum(map(len, self._parts))
 
     def feed(self, part: bytes) -> None:
@@ -168,12 +168,12 @@ class Exchange:
             self._wake()
 
     def end(self) -> None:
-        """The request is whole."""
+        """Note that the request is whole."""
         self.whole = True
         self._wake()
 
     def leave(self) -> None:
-        """The client is gone."""
+        """Note that the client is gone."""
         self._gone = True
         self._wake()
 
@@ -273,7 +273,7 @@ class Exchange:
             self._finished(self)
 
     def _framed(self, body: bytes) -> bytes:
-        """A part of the body as the client can read it."""
+        """Return a part of the body as the client can read it."""
         if self._chunked:
             return b"%x\r\n%b\r\n" % (len(body), body) if body else b""
         if self._left is None:
@@ -292,7 +292,7 @@ class Exchange:
 
 
 def head_bytes(status: int, fields: Fields) -> bytes:
-    """The head of a response. Raises RuntimeError for a field that would end early."""
+    """Return the head of a response. Raises RuntimeError for a field that would end early."""
     lines = b"\r\n".join([STATUS_LINES[status], *(b"%b: %b" % field for field in fields), b"", b""])
     if lines.count(b"\n") != len(fields) + 2 or lines.count(b"\r") != len(fields) + 2:
         raise RuntimeError("a header field of the response has a line break")
@@ -300,7 +300,7 @@ def head_bytes(status: int, fields: Fields) -> bytes:
 
 
 def refusal(error: ApiError, own_fields: Fields) -> bytes:
-    """The response to a request that no application sees. The connection ends after it."""
+    """Return the response to a request that no application sees. The connection ends after it."""
     response = error_response(error, OPENAI)
     body: Any = response.body
     return head_bytes(response.status_code, [*own_fields, *response.raw_headers, (b"connection", b"close")]) + body

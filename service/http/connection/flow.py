@@ -29,7 +29,7 @@ class Deadline:
             self._start(self._due)
 
     def clear(self) -> None:
-        """Nothing is due."""
+        """Let nothing be due."""
         self._due = None
 
     def close(self) -> None:
@@ -118,8 +118,8 @@ class Inbox:
 class Outbox:
     """Writes to the client. It calls `late` when a full buffer does not drain in `seconds`.
 
-    Writers wait for `drained` while the buffer of the transport is full, so what a client has to read in this time is
-    at most that buffer (64 KiB) and one piece of a response.
+    Writers wait for `drained` while the buffer of the transport is full: in this time a client has to read at most that
+    buffer (64 KiB) and one piece of a response.
     """
 
     def __init__(self, transport: asyncio.Transport, seconds: float, late: Callable[[], None]) -> None:
@@ -134,12 +134,12 @@ class Outbox:
         self._closing = False
 
     def pause(self) -> None:
-        """The buffer is full."""
+        """Make writers wait: the buffer is full."""
         self.drained = self.drained or asyncio.get_running_loop().create_future()
         self._deadline.set(self._seconds)
 
     def resume(self) -> None:
-        """The client has read most of the buffer."""
+        """Let writers go on: the client has read most of the buffer."""
         if self.drained is not None and not self.drained.done():
             self.drained.set_result(None)
         self.drained = None
@@ -155,6 +155,6 @@ class Outbox:
         self._close()
 
     def lost(self) -> None:
-        """The connection is gone."""
+        """Wake the writers: the connection is gone."""
         self.resume()
         self._deadline.close()

@@ -9,7 +9,7 @@ FIELDS = b"\x08\x03%d\x0f\x10\x10application/json"
 
 
 def refusal(error: ApiError) -> bytes:
-    """The response to the first request, and the end of the connection."""
+    """Return the response to the first request, and the end of the connection."""
     response = error_response(error, OPENAI)
     settings, head = _frame(4, 0, 0, b""), _frame(1, 4, 1, FIELDS % response.status_code)  # with END_HEADERS
     data = _frame(0, 1, 1, bytes(response.body))  # with END_STREAM

@@ -38,25 +38,23 @@ class Limits:
 LIMITS = Limits()
 
 
+@dataclass(eq=False, frozen=True, slots=True)
 class Place:
-    """The place of one connection. `refusal` says which limit is exceeded: its request is refused then.
+    """The place of one connection. `refusal` names the limit that it exceeds: its request is refused then.
 
     `leave` ends the connection, to make a place for another one.
     """
 
-    __slots__ = ("address", "leave", "refusal")
-
-    def __init__(self, address: str | None, refusal: str | None, leave: Callable[[], None]) -> None:
-        self.address = address
-        self.refusal = refusal
-        self.leave = leave
+    address: str | None
+    refusal: str | None
+    leave: Callable[[], None]
 
 
 class Places:
-    """Counts connections. `limit` is that of all of them, `per_address` that of each client's address.
+    """The counter of connections. `limit` holds for all of them, `per_address` for those of one client's address.
 
-    At a limit the connection ends that has waited longest for a whole head. So clients that send half a request, or
-    none, keep nobody out. If no connection waits, the new one gets a place beyond the limit, and its request an error.
+    At a limit, `enter` ends the connection that has waited longest for a whole head: clients that send half a request,
+    or none, keep nobody out. If none waits, the new one gets a place beyond the limit, and its request an error.
     """
 
     def __init__(self, limit: int, per_address: int) -> None:
@@ -71,7 +69,7 @@ class Places:
         return len(self._open)
 
     def enter(self, address: str | None, leave: Callable[[], None]) -> Place:
-        """The place of a new connection, which waits for a head. A Unix socket has no address."""
+        """Give a new connection, which waits for a head, its place. A Unix socket has no address."""
         place = Place(address, self._make_place(address), leave)
         self._open.add(place)
         self._counts[address] += 1
@@ -79,15 +77,15 @@ class Places:
         return place
 
     def wait(self, place: Place) -> None:
-        """The connection has nothing to do but to wait for a head."""
+        """Note that a connection has nothing to do but to wait for a head."""
         self._waiting[place] = None
 
     def work(self, place: Place) -> None:
-        """The head is there."""
+        """Note that the head has arrived."""
         self._waiting.pop(place, None)
 
     def exit(self, place: Place) -> None:
-        """The connection is gone, or will be at once."""
+        """Free the place of a connection that is gone, or will be at once."""
         if place not in self._open:
             return
         self.work(place)
@@ -97,7 +95,7 @@ class Places:
             del self._counts[place.address]
 
     def _make_place(self, address: str | None) -> str | None:
-        """End a connection that waits if there is no place. Returns the limit that is still exceeded."""
+        """End a waiting connection if there is no place. Returns the limit that is still exceeded."""
         if address is not None and self._counts[address] >= self.per_address:
             self._end_first(place for place in self._waiting if place.address == address)
             if self._counts[address] >= self.per_address:

@@ -1,4 +1,4 @@
-"""One connection: it reads requests, lets the application answer them in order, and ends when a deadline passes."""
+"""One connection. It reads requests, lets the application answer them in order, and ends when a deadline passes."""
 
 import asyncio
 from collections import deque
@@ -22,13 +22,13 @@ from service.http.connection.reader import RequestHead, RequestReader
 PROBES = frozenset({b"/live", b"/ready", b"/health"})
 """Paths that are answered beyond the limits of connections: a full server is alive."""
 PARSED_BYTES = 2**13
-"""Bytes that one connection parses before others have their turn."""
+"""Bytes that one connection parses before others go on."""
 UNREAD_BYTES = 2**15
 """Bytes of later requests that wait for the response to an earlier one, before the connection stops reading."""
 
 
 class ConnectionState(Enum):
-    """What a connection does: it waits for a request; reads a head; reads the body of the request that it answers;
+    """The state of a connection: it waits for a request; reads a head; reads the body of the request that it answers;
     answers a whole request; answers those before one that it refuses; drops what still comes; or ends.
     """
 
@@ -191,7 +191,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def _arriving(self) -> Exchange | None:
-        """The exchange whose request is not whole."""
+        """Return the exchange whose request is not whole."""
         return self._exchanges[-1] if self._exchanges and not self._exchanges[-1].whole else None
 
     def _parse_soon(self) -> None:
@@ -200,7 +200,7 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(self._parse)
 
     def _parse(self) -> None:
-        """Parse some of what has arrived; other connections come before the rest. Read on unless much waits."""
+        """Parse some of the bytes that have arrived; other connections then go on. Pause reading while many wait."""
         self._parses_soon = False
         if self._inbox.unread and self._state in PARSING:
             try:
@@ -264,7 +264,7 @@ class Connection(asyncio.Protocol):
         self._outbox.close()
 
     def _forget(self) -> None:
-        """No request is answered any more."""
+        """Answer no request any more."""
         self._state = ConnectionState.CLOSING
         self._inbox.drop()
         for exchange in self._exchanges:
@@ -272,7 +272,7 @@ class Connection(asyncio.Protocol):
         self._exchanges.clear()
 
     def _too_slow(self) -> None:
-        """A deadline for reading has passed."""
+        """Refuse the request whose deadline for reading has passed, or close the connection."""
         if self._state is ConnectionState.HEAD:
             what = f"the header of the request did not arrive within {self._limits.head_seconds:g} s"
             self._refuse(HttpError(408, what))
@@ -287,5 +287,5 @@ class Connection(asyncio.Protocol):
 
 
 def _address(name: Any) -> tuple[str, int] | None:
-    """Host and port of a socket's name; None for a socket of the file system."""
+    """Return host and port of a socket's name; None for a socket of the file system."""
     return (str(name[0]), int(name[1])) if isinstance(name, tuple) else None

@@ -1,4 +1,4 @@
-"""The requests in the bytes of a connection, by httptools. What breaks a limit or a rule is refused as it arrives."""
+"""The requests in the bytes of a connection, by httptools. A request that breaks a limit is refused as it arrives."""
 
 import re
 from typing import TYPE_CHECKING, NamedTuple
@@ -30,11 +30,11 @@ class RequestHead(NamedTuple):
     length: int | None
 
     def value(self, name: bytes) -> bytes | None:
-        """The first field of this name."""
+        """Return the first field of this name."""
         return next((value for other, value in self.fields if other == name), None)
 
     def violation(self) -> str | None:
-        """Why the request is not valid HTTP/1.0 or HTTP/1.1; None if it is."""
+        """Return why the request is not valid HTTP/1.0 or HTTP/1.1; None if it is."""
         if self.version not in VERSIONS:
             return f"HTTP/{self.version} is not supported: use HTTP/1.1"
         names = [name for name, _ in self.fields]
@@ -70,7 +70,7 @@ class RequestReader:
 
     @property
     def quota(self) -> int:
-        """The largest number of bytes that `feed` takes now."""
+        """Return the largest number of bytes that `feed` takes now."""
         return self._limits.head_bytes - self._passed
 
     def feed(self, data: bytes) -> None:
@@ -81,7 +81,7 @@ class RequestReader:
             raise self._error
         if self._passed >= self._limits.head_bytes:
             what = "trailers or chunk headers" if self._in_body else "header"
-            raise too_large(f"the request's {what} may have at most {self._limits.head_bytes} bytes")
+            raise HttpError(431, f"the request's {what} may have at most {self._limits.head_bytes} bytes")
 
     # Called by httptools. An exception would lose its message there.
 
@@ -100,10 +100,11 @@ class RequestReader:
         self._n_fields += 1
         size = len(name) + len(value) + len(b": ")
         if self._n_fields > self._limits.fields:
-            self._error = self._error or too_large(f"a request may have at most {self._limits.fields} header fields")
+            message = f"a request may have at most {self._limits.fields} header fields"
+            self._error = self._error or HttpError(431, message)
         elif size > self._limits.line_bytes:
             message = f"a header field may have at most {self._limits.line_bytes} bytes, got {size}"
-            self._error = self._error or too_large(message)
+            self._error = self._error or HttpError(431, message)
         elif not self._in_body:
             self._fields.append((name.lower(), value))
 
@@ -170,7 +171,3 @@ class RequestReader:
         start = b"%s %s HTTP/%s" % (self._parser.get_method(), self._url, self._parser.get_http_version().encode())
         lines = [start, *(b"%s: %s" % field for field in self._fields if field[0] != b"upgrade")]
         return b"\r\n".join([*lines, b"", b""])
-
-
-def too_large(message: str) -> HttpError:
-    return HttpError(431, message)

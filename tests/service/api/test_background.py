@@ -247,7 +247,7 @@ def test_what_ran_when_the_server_ended_has_failed(tmp_path: Path) -> None:
     with running(responses_store=str(copy)) as live:
         found = state(live, id)
         assert (found["status"], found["error"]["code"]) == ("failed", "server_error")
-        assert live.http.get(f"{PATH}/{id}?stream=true").status_code == 400
+        assert live.http.get(f"{PATH}/{id}?stream=true").json()["error"]["code"] == "events_not_stored"
         items = live.http.get(f"{PATH}/{id}/input_items").json()["data"]
         assert [item["content"][0]["text"] for item in items] == ["hi"]
 
@@ -259,7 +259,7 @@ def test_memory_of_events_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         with hurried():
             assert text_of(ended(live, id)) == TEXT
         refusal = live.http.get(f"{PATH}/{id}?stream=true")
-        assert refusal.status_code == 400
+        assert (refusal.status_code, refusal.json()["error"]["code"]) == (400, "events_not_stored")
         assert live.state.runs.recordings.n_bytes == 0
         assert live.state.runs.found == {}
 
@@ -281,7 +281,7 @@ def test_an_end_that_the_disk_does_not_take_is_a_failure(slow: Live, monkeypatch
         assert slow.post(f"{PATH}/{id}/cancel", {}).json() == failed
     assert Tables.put is put
     assert state(slow, id) == failed
-    assert slow.http.get(f"{PATH}/{id}?stream=true").status_code == 400
+    assert slow.http.get(f"{PATH}/{id}?stream=true").json()["error"]["code"] == "events_not_stored"
     assert slow.http.delete(f"{PATH}/{id}").status_code == 200
 
 

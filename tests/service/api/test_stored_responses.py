@@ -494,6 +494,7 @@ def test_queries_are_checked(live: Live, query: str, param: str) -> None:
     id = live.post(PATH, {"input": "hi", "max_output_tokens": 3}).json()["id"]
     response = live.http.get(f"{PATH}/{id}?{query}")
     assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
+    assert (response.json()["error"]["code"] == "not_background") == (query == "stream=true")
 
 
 @pytest.mark.parametrize(

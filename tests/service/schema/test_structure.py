@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from service.api.openai.chat import ChatBody
-from service.schema import fields
+from service.schema import structure
 from service.schema.structure import BodyReading, Structure, StructureError
 
 TEXT = st.text(st.sampled_from(list('"\\[]{},:.eE0 aé\n')) | st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -28,8 +28,8 @@ STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 def test_what_is_outside_strings_is_found_in_slices_of_any_size(value: Any, ascii_only: bool, size: int) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fields, "SLICE_BYTES", size)
-        assert b"".join(fields._outside_strings(text)) == STRING.sub(b'""', text)
+        patch.setattr(structure, "SLICE_BYTES", size)
+        assert b"".join(structure._outside_strings(text)) == STRING.sub(b'""', text)
 
 
 def listed(item: str, n: int) -> str:
