@@ -300,7 +300,7 @@ def test_what_runs_has_half_of_the_store() -> None:
             ids.append(response.json()["id"])
         error = response.json()["error"]
         assert (response.status_code, error["code"]) == (429, "store_full")
-        assert "the limit is 5000" in error["message"]
+        assert "may hold 5000 bytes" in error["message"]
         assert 1 <= len(ids) < 5
         assert live.post("/v1/conversations", {}, headers=other).status_code == 200
         assert live.post(PATH, LONG, headers=other).status_code == 200
