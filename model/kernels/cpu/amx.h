@@ -1,8 +1,8 @@
-/* The tile registers of AMX: 8 tiles of up to 16 rows of 64 bytes. Tiles 0 to 3 hold sums of 16 outputs, tiles 4 and 5 rows of
- * activations, tiles 6 and 7 weights of 16 outputs. The number of a tile must be a constant.
+/* The tile registers of AMX: 8 tiles of up to 16 rows of 64 bytes. Tiles 0 to 3 hold sums of 16 outputs, tiles 4 and 5
+ * rows of activations, tiles 6 and 7 weights of 16 outputs. The number of a tile must be a constant.
  *
- * EMULATED_TILES is a header of the tests in which plain C computes the same bits: a processor without AMX can test the code
- * around them.
+ * EMULATED_TILES is a header of the tests in which plain C computes the same bits: a processor without AMX can test the
+ * code around them.
  */
 #pragma once
 #include "vectors.h"
@@ -14,8 +14,8 @@
 #include EMULATED_TILES
 #else
 
-/* Tiles 0 to 3 get `rows` rows, 4 and 5 `rows` rows of `bytes` bytes, 6 and 7 the weights of so many bytes. The tiles are state of
- * a thread: each task configures its own and releases them at its end, else every switch of threads takes twice as long. */
+/* Tiles 0 to 3 get `rows` rows, 4 and 5 `rows` rows of `bytes` bytes, 6 and 7 the weights of so many bytes. They are
+ * state of a thread: each task configures and then releases its own, else a switch of threads takes twice as long. */
 INLINE void configure_tiles(int rows, int bytes) {
     struct {
         uint8_t palette, start, reserved[14];

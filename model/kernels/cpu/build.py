@@ -53,18 +53,18 @@ PROBES = {
 
 
 def library() -> Path:
-    """The path of the compiled library, whether or not it exists."""
+    """Return the path of the compiled library, whether or not it exists."""
     return HERE / "_native.so"
 
 
 def fingerprint() -> str:
-    """A hash of the sources and of this file. A library that was built from other sources must not be called."""
+    """Hash the sources and this file. A library that was built from other sources must not be called."""
     files = sorted([*HERE.rglob("*.[ch]"), Path(__file__)])
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
 
 
 def compiler() -> list[str] | None:
-    """The command of a C compiler; None if there is no compiler."""
+    """Return the command of a C compiler; None if there is no compiler."""
     for command in map(str.split, (os.environ.get("CC", ""), "cc", "gcc", "clang")):
         if command and shutil.which(command[0]):
             return command
@@ -74,13 +74,13 @@ def compiler() -> list[str] | None:
 
 
 def variants(machine: str = platform.machine()) -> dict[str, list[str]]:
-    """Compiler flags of each variant of the kernels on an architecture, the best variant first."""
+    """Return the compiler flags of each variant of the kernels on an architecture, the best variant first."""
     known = VARIANTS.get(ARCHITECTURES.get(machine, machine), {"baseline": ""})
     return {name: flags.split() for name, flags in known.items()}
 
 
 def suffix(variant: str) -> str:
-    """What the names of a variant's functions end with in C."""
+    """Return the end of the names of a variant's functions in C."""
     return variant.replace("-", "_")
 
 
@@ -122,7 +122,7 @@ def build(target: Path, told: Callable[[str], object] = lambda line: None) -> tu
 
 
 def _targeted(command: Sequence[str]) -> dict[str, list[str]]:
-    """The variants of the architecture for which a compiler compiles, with its flags."""
+    """Return the variants of the architecture for which a compiler compiles, with its flags."""
     triple = subprocess.run([*command, "-dumpmachine"], stdout=subprocess.PIPE, text=True).stdout
     known = variants(triple.split("-")[0] or platform.machine())
     if "ziglang" not in command:
@@ -132,7 +132,7 @@ def _targeted(command: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _compiles(command: Sequence[str], name: str, flags: Sequence[str], folder: Path) -> bool:
-    """Whether the compiler makes an object of a variant's instruction. The baseline has none: all compilers know it."""
+    """Return whether the compiler knows a variant's instruction. The baseline has none: all compilers know it."""
     if name not in PROBES:
         return True
     source = folder / f"{name}.c"
@@ -142,14 +142,14 @@ def _compiles(command: Sequence[str], name: str, flags: Sequence[str], folder: P
 
 
 def _is_current(target: Path, known: Collection[str]) -> bool:
-    """Whether a library was built from these sources, with all these variants."""
+    """Return whether a library was built from these sources, with all these variants."""
     words = (fingerprint(), *(f"linear_{suffix(name)}\0" for name in known))
     content = target.read_bytes() if target.exists() else b""
     return all(word.encode() in content for word in words)
 
 
 def _runnable(command: Sequence[str], pool: str) -> Sequence[str]:
-    """The variants that this processor runs, the best first; none if it does not run what the compiler makes."""
+    """Return the variants that this processor runs, the best first; none if it does not run the compiler's objects."""
     try:
         _run([*command, "-shared", pool, "-o", f"{pool}.so", "-lpthread"])
         # In another process, which the library may end.

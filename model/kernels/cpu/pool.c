@@ -1,8 +1,8 @@
-/* The thread pool. Every thread has a share of a job: neighbouring tasks, which mostly read neighbouring memory. A share is
- * one 64-bit word: its end and the next task to take. A thread takes a ticket with one atomic addition, and the ticket
- * itself says whether there is work. A thread that wakes up late therefore cannot mistake one job for the next. A thread
- * that has finished its share takes tasks from the others', so that no thread waits for sleeping threads. A thread that
- * waits for long sleeps, which frees its processor for the thread that still works, or for another program.
+/* The thread pool. Every thread has a share of a job: neighbouring tasks, which mostly read neighbouring memory. A
+ * share is one 64-bit word: its end and the next task to take. A thread takes a ticket with one atomic addition, and
+ * the ticket itself says whether there is work. A thread that wakes up late therefore cannot mistake one job for the
+ * next. A thread that has finished its share takes tasks from the others', so that no thread waits for sleeping
+ * threads. A thread that waits for long sleeps, which frees its processor for a working thread or another program.
  */
 #include "pool.h"
 
@@ -25,8 +25,8 @@
 
 enum { MAX_THREADS = 256, SPINS = 40000, PATIENCE = 100000, BETWEEN_PAUSES = 64 };
 
-/* APART: 128-byte alignment. Fields that different threads write must not share a cache line, and processors fetch lines
- * in pairs. */
+/* APART: 128-byte alignment. Fields that different threads write must not share a cache line, and processors fetch
+ * lines in pairs. */
 #define APART __attribute__((aligned(128)))
 typedef struct APART {
     _Atomic uint64_t ticket; /* end << 32 | next */
@@ -38,8 +38,8 @@ static struct APART {
     _Atomic int tasks; /* of the job, less those that threads have finished and reported */
 } left;
 static struct APART { /* changes rarely: all threads keep a copy in their caches */
-    _Atomic int sleepers, waiting, wanted;
-} rare = {.wanted = 1};
+    _Atomic int sleepers, waiting, chosen;
+} rare = {.chosen = 1};
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t wake = PTHREAD_COND_INITIALIZER, all_done = PTHREAD_COND_INITIALIZER;
 static int started; /* workers that exist; they never end */
@@ -60,8 +60,8 @@ static inline int has_work(const share_t *share) {
     return (uint32_t)now < (uint32_t)(now >> 32);
 }
 
-/* Makes numbers below the normal range count as 0 in this thread, as AMX and vdpbf16ps always have it: then all variants have
- * the same bits, and no product is slow. Returns what `restore_floats` takes. */
+/* Makes numbers below the normal range count as 0 in this thread, as AMX and vdpbf16ps always have it: then all
+ * variants have the same bits, and no product is slow. Returns what `restore_floats` takes. */
 static uint64_t flush_subnormals(void) {
     uint64_t before = 0;
 #if defined(__x86_64__)
@@ -95,7 +95,7 @@ static int work_on(share_t *share, int thread) {
 
 /* Takes tasks of the thread's own share, then of the others', and reports them together. No job ends before that. */
 static void work(int thread) {
-    int threads = atomic_load(&rare.wanted), n = 0;
+    int threads = atomic_load(&rare.chosen), n = 0;
     for (int i = 0; i < threads; i++) n += work_on(shares + (thread + i) % threads, thread);
     if (!n || atomic_fetch_sub(&left.tasks, n) > n || !atomic_load(&rare.waiting)) return;
     pthread_mutex_lock(&lock);
@@ -103,8 +103,8 @@ static void work(int thread) {
     pthread_mutex_unlock(&lock);
 }
 
-/* Workers beyond the wanted number sleep until it grows. */
-static inline int may_work(int thread) { return has_work(shares + thread) && thread < atomic_load(&rare.wanted); }
+/* Workers beyond the chosen number sleep until it grows. */
+static inline int may_work(int thread) { return has_work(shares + thread) && thread < atomic_load(&rare.chosen); }
 
 static void *worker(void *argument) {
     int thread = (int)(intptr_t)argument;
@@ -148,14 +148,14 @@ static void share(task_fn run, void *context, int n, int threads) {
 }
 
 void noria_parallel(task_fn run, void *context, int n) {
-    const int threads = atomic_load(&rare.wanted);
+    const int threads = atomic_load(&rare.chosen);
     const uint64_t before = flush_subnormals(); /* the calling thread belongs to others */
     if (n >= 2 && threads >= 2) share(run, context, n, threads);
     else for (int task = 0; task < n; task++) run(context, task, 0);
     restore_floats(before);
 }
 
-int noria_thread_count(void) { return atomic_load(&rare.wanted); }
+int noria_thread_count(void) { return atomic_load(&rare.chosen); }
 
 static APART char first_memory[THREAD_BYTES];
 static void *memory[MAX_THREADS] = {first_memory};
@@ -164,9 +164,9 @@ void *noria_memory(int thread) { return memory[thread]; }
 
 static int64_t shared_cache;
 
-/* The C library's sysconf gives the sum over all cores of the host on some virtual machines, and sysfs the whole L3 of the
- * host on others: 480 MiB for two cores. No common processor has more than 16 MiB for each core, which is the bound. Where the
- * system does not tell (ARM, some virtual machines), 1 MiB a core is a cautious guess. */
+/* The C library's sysconf gives the sum over all cores of the host on some virtual machines, and sysfs the whole L3 of
+ * the host on others: 480 MiB for two cores. No common processor has more than 16 MiB for each core, which is the
+ * bound. Where the system does not tell (ARM, some virtual machines), 1 MiB a core is a cautious guess. */
 static void measure_cache(void) {
     enum { MIB = 1024 * 1024, MOST = 16 * MIB, GUESS = MIB };
     long long kib = 0, cores = sysconf(_SC_NPROCESSORS_ONLN);
@@ -181,8 +181,8 @@ int64_t noria_shared_cache(void) { return shared_cache; }
 
 static int to_second;
 
-/* AMD's family 19h (Zen 3, Zen 4) waits for prefetches to the first level: attention takes 1.3 times as long with them. On a Zen 5
- * it is the other way round. Other processors are unmeasured. */
+/* AMD's family 19h (Zen 3, Zen 4) waits for prefetches to the first level: attention takes 1.3 times as long with them.
+ * On a Zen 5 it is the other way round. Other processors are unmeasured. */
 static void recognize_processor(void) {
 #if defined(__x86_64__)
     unsigned a, b, c, d;
@@ -204,7 +204,7 @@ EXPORT int noria_threads(int n) {
         pthread_detach(thread);
     }
     if (n > started + 1) n = started + 1;
-    atomic_store(&rare.wanted, n);
+    atomic_store(&rare.chosen, n);
     return n;
 }
 
@@ -221,9 +221,9 @@ static int tiles_granted(void) {
 #endif
 }
 
-/* The best instruction set of this processor: 0 the architecture's baseline, 1 AVX2 with FMA, 2 AVX-512 with VNNI,
- * 3 with bfloat16 as well, 4 with AMX for bfloat16 and bytes too; on ARM 1 dot products of bytes, 2 matrix products of bytes too. The
- * test is written by hand, because some compilers have no test of their own in shared libraries. */
+/* The best instruction set of this processor: 0 the architecture's baseline, 1 AVX2 with FMA, 2 AVX-512 with VNNI, 3
+ * with bfloat16 as well, 4 with AMX for bfloat16 and bytes too; on ARM 1 dot products of bytes, 2 matrix products of
+ * bytes too. The test is written by hand, because some compilers have no test of their own in shared libraries. */
 EXPORT int noria_level(void) {
 #if defined(FORCED_LEVEL) /* for tests: a compiler that emulates the instructions */
     return FORCED_LEVEL;

@@ -10,7 +10,7 @@ void noria_parallel(task_fn run, void *context, int n);
 /* Threads that share the tasks. */
 int noria_thread_count(void);
 
-/* Memory of THREAD_BYTES for each thread of the pool, aligned to cache lines. A task may use that of its thread until it ends. */
+/* Memory of THREAD_BYTES for each thread of the pool, on cache lines. A task may use its thread's. */
 enum { THREAD_BYTES = 512 * 1024 };
 void *noria_memory(int thread);
 
@@ -20,8 +20,8 @@ int64_t noria_shared_cache(void);
 /* Whether data from memory should be prefetched to the second level of cache, not to the first. */
 int noria_prefetches_to_second(void);
 
-/* Memory that is handed out piece by piece, up to `end`. `used` may exceed it: then nobody may write there. A build with
- * AddressSanitizer (-DSANITIZED) has a zone behind each piece that nobody may touch until `give_back`. */
+/* Memory that is handed out piece by piece, up to `end`. `used` may exceed it: then nobody may write there. A build
+ * with AddressSanitizer (-DSANITIZED) has a zone behind each piece that nobody may touch until `give_back`. */
 typedef struct {
     uintptr_t begin;
     int64_t used;

@@ -1,4 +1,4 @@
-/* Samples one token from each row of logits, after penalties: the greatest, or one after temperature, min_p, top_k and top_p.
+/* Samples one token from each row of logits, after penalties: the greatest, or by temperature, min_p, top_k, top_p.
  *
  * It does not sort. To find the limit of top_k or top_p it counts the values, or adds the weights, that share their
  * leading bits, and repeats this in the group that holds the limit. A row's token depends on that row alone. Sums of
@@ -92,11 +92,11 @@ static int64_t total_of(const float *x, int64_t n) {
 
 enum { DIGITS = 11, BUCKETS = 1 << DIGITS };
 
-/* The n values that still contain the limit, and what to find among them: the `wanted` greatest if they are `counted`,
+/* The n values that still contain the limit, and what to find among them: the `needed` greatest if they are `counted`,
  * else those whose `fixed` weights have this sum. */
 typedef struct {
     float *x;
-    int64_t n, wanted;
+    int64_t n, needed;
     int counted;
 } search;
 
@@ -113,7 +113,7 @@ static uint32_t descend(search *s, int shift, int digits) {
         memcpy(&bits, s->x + i, 4);
         amount[bits >> shift & mask] += measure(s, s->x[i]);
     }
-    for (; b > 0 && amount[b] < s->wanted; b--) s->wanted -= amount[b];
+    for (; b > 0 && amount[b] < s->needed; b--) s->needed -= amount[b];
     for (int64_t i = 0; i < s->n; i++) { /* no branch: its prediction would often be wrong */
         memcpy(&bits, s->x + i, 4);
         memcpy(s->x + left, &bits, 4);
@@ -151,7 +151,7 @@ static int keep(float *x, int64_t n, int64_t k, double share) {
     search s = candidates(x, n, least);
     if (!s.x) return 0;
     s.counted = k > 0;
-    s.wanted = k ? k : (int64_t)ceil(share * (double)total);
+    s.needed = k ? k : (int64_t)ceil(share * (double)total);
     uint32_t bits = descend(&s, 32 - DIGITS, DIGITS);
     bits |= descend(&s, 32 - 2 * DIGITS, DIGITS);
     bits |= descend(&s, 0, 32 - 2 * DIGITS);
@@ -160,7 +160,7 @@ static int keep(float *x, int64_t n, int64_t k, double share) {
         vf v = load_at(x, i, n);
         store_at(x, i, n, choose(v < splat(cut), splat(0), v));
     }
-    int64_t one = measure(&s, cut), places = (s.wanted + one - 1) / one; /* of the s.n values that equal the cut */
+    int64_t one = measure(&s, cut), places = (s.needed + one - 1) / one; /* of the s.n values that equal the cut */
     for (int64_t i = 0; i < n && places < s.n; i++)
         if (x[i] == cut && places-- <= 0) x[i] = 0;
     return 1;

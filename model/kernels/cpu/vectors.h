@@ -15,8 +15,8 @@
 #define GLUE2(a, b) a##_##b
 #define GLUE(a, b) GLUE2(a, b)
 #define EXPORT(name) __attribute__((visibility("default"))) GLUE(name, VARIANT)
-/* What Python reads in the library: the names of a struct's fields in the order of the declaration, with their types, and at
- * last the struct's bytes; and the names of numbers, which records.py repeats. */
+/* What Python reads in the library: the names of a struct's fields in the order of the declaration, with their types,
+ * and at last the struct's bytes; and the names of numbers, which records.py repeats. */
 typedef struct {
     const char *name;
     int64_t value;
@@ -68,13 +68,13 @@ INLINE vf load_half(const void *p) {
     memcpy(&h, p, sizeof h);
     vi bits = __builtin_convertvector(h, vi);
     vi endless = (bits & splat_int(0x7C00)) == splat_int(0x7C00); /* infinity or NaN */
-    vi tiny = (bits & splat_int(0x7C00)) == splat_int(0); /* shifted, these would be subnormal floats, which count as 0 */
+    vi tiny = (bits & splat_int(0x7C00)) == splat_int(0); /* subnormal as floats, which count as 0 */
     vf normal = (vf)((bits & splat_int(0x7FFF)) << 13) * splat(0x1p112f);
     vf magnitude = choose(tiny, __builtin_convertvector(bits & splat_int(0x3FF), vf) * splat(0x1p-24f), normal);
     return (vf)((vi)magnitude | (endless & splat_int(0x7F800000)) | (bits & splat_int(0x8000)) << 16);
 #endif
 }
-/* LANES numbers of e4m3 that are not negative, times 2^-8: with a zero bit as their exponent's first they are float16. */
+/* LANES numbers of e4m3 that are not negative, times 2^-8: as float16 with a zero bit before the exponent. */
 INLINE vf load_e4m3(const void *p) {
 #if defined(__AVX512VNNI__)
     return (vf)_mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128(p)), 7));
@@ -86,7 +86,7 @@ INLINE vf load_e4m3(const void *p) {
     return load_half(half);
 #endif
 }
-/* LANES powers of two from their exponents in a byte each: 2^(e - 127), and 0 for e 0, which is below the normal range. */
+/* LANES powers of two from their exponents in a byte each: 2^(e - 127), and 0 for e 0, below the normal range. */
 INLINE vf load_e8m0(const void *p) {
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
     return (vf)_mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64(p)), 23);
@@ -221,8 +221,8 @@ INLINE uint64_t lanes_of(vi v) {
 #endif
 }
 
-/* How elements of bfloat16 lie in words of two if an instruction adds both products of a word to one chain, the upper half
- * first: even words then have the even elements of a quad. A quad's elements, the lower half of a word first. */
+/* How elements of bfloat16 lie in words of two if an instruction adds both products of a word to one chain, the upper
+ * half first: even words then have the even elements of a quad. A quad's elements, the lower half of a word first. */
 #define CHAINED_QUAD(i) i + 2, i, i + 3, i + 1
 #define PLAIN_QUAD(i) i, i + 1, i + 2, i + 3
 #define EIGHT_QUADS(Q) {Q(0), Q(4), Q(8), Q(12), Q(16), Q(20), Q(24), Q(28)}
@@ -237,8 +237,8 @@ INLINE vi half_bits(vf x) {
     return (wrong & splat_int(0x7FC0)) | (~wrong & (vi)rounded);
 }
 
-/* Rounds to bfloat16. Numbers below the normal range are 0 before that, as in AMX and vcvtne2ps2bf16: an addition makes them 0,
- * see pool.c. */
+/* Rounds to bfloat16. Numbers below the normal range are 0 before that, as in AMX and vcvtne2ps2bf16: an addition makes
+ * them 0, see pool.c. */
 INLINE vi to_halves(vf x) { return half_bits(x + splat(0)); }
 
 /* exp, to about 1 unit in the last place; 0 below -87.3, at most exp(88.3) (the polynomial of Cephes' expf). */

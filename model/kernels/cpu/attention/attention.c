@@ -29,7 +29,7 @@ CONSTANTS(cells, {"bfloat16", BF16}, {"float32", FLOAT32}, {"int8", INT8});
 
 typedef struct {
     float q[MAX_QUERIES * QUERY], acc[MAX_QUERIES * MAX_VALUE], joined[MAX_QUERIES * MAX_VALUE], p[MAX_QUERIES * KEYS];
-    char some[2][PAGE * MAX_VALUE * 2]; /* pages of which only a part is to be read, or the values of one in another layout */
+    char some[2][PAGE * MAX_VALUE * 2]; /* partly read pages, or values in another layout */
     sums16 total[MAX_QUERIES];
     float most[MAX_QUERIES], joined_most[MAX_QUERIES], joined_total[MAX_QUERIES];
     float q_factor[MAX_QUERIES], p_factor[MAX_QUERIES * BLOCK];
@@ -80,8 +80,8 @@ INLINE float greatest(const float *p, int n) {
     return largest(high);
 }
 
-/* Raises the score that has a weight of 1 to `now`, and scales the sums of its query accordingly. That is rare: weights may
- * become 2^MOST_EXPONENT first, which floats bear. Before its first key a query has no sums. */
+/* Raises the score that has a weight of 1 to `now`, and scales the sums of its query accordingly. That is rare: weights
+ * may become 2^MOST_EXPONENT first, which floats bear. Before its first key a query has no sums. */
 INLINE void raise(float now, float *most, sums16 *total, float *acc, int padded) {
     if (!(now > *most + MOST_EXPONENT)) return;
     if (*most == -INFINITY) {
@@ -109,7 +109,7 @@ INLINE void weigh(const int kind, const int all, state *s, int m, int from, int 
             vf weight = kind == FLOAT32 || kind == INT8 ? weight_of(x, s->most[m]) : short_weight_of(x, s->most[m]);
             total.part[i % 16 / LANES] += weight;
             if (kind == INT8) weight *= load(factors(values[page], dim) + i);
-            if (kind == INT8 && !all) weight = choose(x > splat(-INFINITY), weight, splat(0)); /* the factor may be NaN */
+            if (kind == INT8 && !all) weight = choose(x > splat(-INFINITY), weight, splat(0)); /* it may be NaN */
             store(weights + i, weight);
         }
         float *words = p + page * words_of_page(kind);
@@ -140,8 +140,8 @@ INLINE range seen_by(const call *c, const task_t *t, int m, int group, int64_t s
                    (int)least_of(c->n_keys ? c->n_keys - start : position + 1, KEYS)};
 }
 
-/* Makes weights of the scores of queries first..first+many-1, and returns the range of keys that any of them sees. The greatest
- * scores of all come first: a query's weights need not wait for its own. */
+/* Makes weights of the scores of queries first..first+many-1, and returns the range of keys that any of them sees. The
+ * greatest scores of all come first: a query's weights need not wait for its own. */
 INLINE range weigh_all(const int kind, const call *c, const task_t *t, state *s, int first, int many, int64_t start,
                        const product_t *v, int padded) {
     const int group = (int)(c->n_heads / c->n_kv_heads), from = v->from * PAGE, n = v->end * PAGE - from;
@@ -195,8 +195,8 @@ INLINE void add_values(const int kind, state *s, product_t v, int from, int many
     else multiply_values(kind, &v, many, dim);
 }
 
-/* The same where the values are the first channels of keys. They are brought to the layout of values page by page, which gives
- * the same sums as all pages at once. */
+/* The same where the values are the first channels of keys. They are brought to the layout of values page by page,
+ * which gives the same sums as all pages at once. */
 INLINE void add_latents(const int kind, const call *c, state *s, product_t v, int from, int many, range any, int padded) {
     const int dim = (int)c->head_dim, latent = (int)c->latent;
     product_t one = v;
@@ -245,7 +245,7 @@ INLINE void attend(const int kind, const call *c, int index, int next, state *s)
     const int dim = (int)c->head_dim, group = (int)(c->n_heads / c->n_kv_heads), head = (int)(index % c->n_kv_heads);
     const int n = (int)t->n_rows * group, padded = round_up((int)value_dim(c));
     ask_for_rows(c, next);
-    if (kind == PAIRS_BY_TILES) configure_tiles((int)least_of(n, 16), 64); /* each task for itself: they are its thread's */
+    if (kind == PAIRS_BY_TILES) configure_tiles((int)least_of(n, 16), 64); /* the tiles of this task's thread */
     for (int m = 0; m < n; m++) {
         int64_t row = t->row + m / group;
         load_query(kind, c, c->qkv + row * row_floats(c) + (head * group + m % group) * dim, row, m, s);

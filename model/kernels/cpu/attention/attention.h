@@ -31,8 +31,8 @@ typedef struct {
     int64_t n_rows, n_tasks, n_joins, n_heads, n_kv_heads, head_dim, latent, window, kind, part_queries, n_keys;
 } attention_call;
 
-/* Of a row of `qkv`: its floats, and the key of a head. With `latent` there is one key, whose first channels are the value. Tasks
- * then divide the query heads into n_kv_heads groups. */
+/* Of a row of `qkv`: its floats, and the key of a head. With `latent` there is one key, whose first channels are the
+ * value. Tasks then divide the query heads into n_kv_heads groups. */
 INLINE int64_t row_floats(const attention_call *c) {
     return (c->n_heads + (c->latent ? 1 : 2 * c->n_kv_heads)) * c->head_dim;
 }
@@ -53,8 +53,8 @@ int64_t GLUE(page_bytes, VARIANT)(const attention_call *c);
  * returns the bytes of the memory. Without memory it only returns them. */
 int64_t EXPORT(plan)(attention_call *c, const span_t *spans, int64_t n, void *memory);
 
-/* Store the keys and values of all rows, then attend. The result is [n_rows, n_heads, value_dim]. The last rope_dim channels of
- * q and k are rotated first, by `rotations` [n_rows, 2, rope_dim/2].
- * With `q_factors` [n_rows] the queries of each row are multiplied by its factor. With `n_keys` every row of a task sees
- * the keys of positions 0..n_keys-1, whatever its own position is; there is no window then. */
+/* Store the keys and values of all rows, then attend. The result is [n_rows, n_heads, value_dim]. The last rope_dim
+ * channels of q and k are rotated first, by `rotations` [n_rows, 2, rope_dim/2].
+ * With `q_factors` [n_rows] the queries of each row are multiplied by its factor. With `n_keys` every row of a task
+ * sees the keys of positions 0..n_keys-1, whatever its own position is; there is no window then. */
 void EXPORT(attention)(const attention_call *c);

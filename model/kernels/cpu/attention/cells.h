@@ -7,7 +7,7 @@
  *           position follows the keys, and another one follows the values: the factors of their q. width is head_dim
  *           rounded up to a multiple of 16.
  *
- * With latent attention a cell has only keys. Their first channels are the values, which `values_of` brings to the layout above.
+ * With latent attention a cell has only keys. Their first channels are the values, which `values_of` moves here.
  *
  * With this layout q k' and p v are the same small product: rows of words (a float, a pair, a quad) that every query
  * multiplies.
@@ -16,8 +16,8 @@
 #include "amx.h"
 #include "attention/attention.h"
 
-/* Even and odd elements are two chains of additions, see tiles.h. An instruction that adds both products of a word to one sum
- * needs two elements of one chain in a word. All others need two neighbours. */
+/* Even and odd elements are two chains of additions, see tiles.h. An instruction that adds both products of a word to
+ * one sum needs two elements of one chain in a word. All others need two neighbours. */
 #if defined(__AVX512BF16__) && !defined(AMX)
 #define CHAINED 1
 #else
@@ -176,8 +176,8 @@ INLINE void store_quad(char *values, int dim, int within, const float *const *x)
 #define LOWER(j) (CHAINED ? 2 + (j) : 2 * (j))
 #define UPPER_OF(j) (CHAINED ? (j) : 2 * (j) + 1)
 
-/* `values_of` for four channels of bfloat16, whose words of keys are two rows of `words`: of two positions that share a word of
- * values, both halves of each word. */
+/* `values_of` for four channels of bfloat16, whose words of keys are two rows of `words`: of two positions that share a
+ * word of values, both halves of each word. */
 INLINE void turn_quad(const uint32_t *words, int n, char *to) {
     uint32_t found[4][PAGE / 2];
     UNROLL for (int j = 0; j < 2; j++)

@@ -4,8 +4,8 @@
 #include "pool.h"
 #include <stdlib.h>
 
-/* ROWS, MAX_QUERIES: rows and queries of a task at most. After SPLIT pages a task starts new sums. Long tasks are cut there
- * if there are fewer tasks than ENOUGH: every thread then has work. */
+/* ROWS, MAX_QUERIES: rows and queries of a task at most. After SPLIT pages a task starts new sums. Long tasks are cut
+ * there if there are fewer tasks than ENOUGH: every thread then has work. */
 enum { ROWS = 16, MAX_QUERIES = 64, SPLIT = 16, ENOUGH = 64 };
 
 /* The number of tasks, of the pieces into which they can be cut, and of the rows of the largest. */

@@ -1,6 +1,6 @@
-/* Products of bfloat16 by tile registers, in the order of tiles.h. A page is tiles as it lies: its keys two of 16 for each 32
- * channels, its values one for each 16 channels. Tiles of 32 rows and 32 outputs have the fewest loads; without more than 16
- * rows there is one tile of them. */
+/* Products of bfloat16 by tile registers, in the order of tiles.h. A page is tiles as it lies: its keys two of 16 for
+ * each 32 channels, its values one for each 16 channels. Tiles of 32 rows and 32 outputs have the fewest loads; without
+ * more than 16 rows there is one tile of them. */
 #pragma once
 #include "attention/tiles.h"
 
@@ -35,8 +35,8 @@ INLINE void load_tiles(const int two, const float *y, int64_t stride) {
     TILE_LOAD(3, y + 16 * stride + 16, stride * 4);
 }
 
-/* Prefetches a page's keys or values to the second level, for a few rows: memory is then what a task waits for. Many rows
- * wait for loads, and prefetches would take their place. */
+/* Prefetches a page's keys or values to the second level, for a few rows: memory is then what a task waits for. Many
+ * rows wait for loads, and prefetches would take their place. */
 INLINE void prefetch_half(const char *soon, int rows, int dim) {
     for (int i = 0; rows <= 16 && i < PAGE * dim * 2; i += 64) __builtin_prefetch(soon + i, 0, 2);
 }
@@ -77,8 +77,8 @@ INLINE void multiply_values_by_tiles(const product_t *p, int rows, int dim) {
         else value_by_tiles(0, p, m, dim);
 }
 
-/* The values of positions first..last-1 of a page, and zeros for all others, in `copy`. Others may never have been written: a
- * tile would multiply them, and 0 times NaN is NaN. */
+/* The values of positions first..last-1 of a page, and zeros for all others, in `copy`. Others may never have been
+ * written: a tile would multiply them, and 0 times NaN is NaN. */
 INLINE const char *only(const char *values, int dim, int first, int last, char *copy) {
     for (int i = 0; i < PAGE; i += 2) {
         const int mask = (i >= first && i < last ? ~UPPER : 0) | (i + 1 >= first && i + 1 < last ? UPPER : 0);

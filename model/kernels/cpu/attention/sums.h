@@ -4,8 +4,8 @@
 
 INLINE int round_up(int n) { return (n + 15) / 16 * 16; }
 
-/* Scores are exponents of 2: the scale of q includes log2(e). A score of -inf, or NaN, has a weight of 0: 2^-127 has the bits
- * of 0 here, and what is between it and 2^-126 counts as 0, see pool.c. */
+/* Scores are exponents of 2: the scale of q includes log2(e). A score of -inf, or NaN, has a weight of 0: 2^-127 has
+ * the bits of 0 here, and what is between it and 2^-126 counts as 0, see pool.c. */
 static const float LOG2_E = 1.44269504088896341f;
 INLINE vf exponent(vf score, float most) { return larger(score - splat(most), splat(-127.0f)); }
 INLINE vf weight_of(vf score, float most) { return power_of_two(exponent(score, most)); }

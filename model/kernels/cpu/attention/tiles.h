@@ -1,11 +1,11 @@
 /* Small products for attention: rows of words that queries multiply, see cells.h.
  *
  * float32: an output is one chain of additions in the order of the words, and of the pages.
- * bfloat16: the order of AMX (tdpbf16ps), which all variants have. Of each 32 elements (channels of keys, positions of values)
- * the even ones are one chain of fused additions from 0, the odd ones another; even + odd is added to the output.
+ * bfloat16: the order of AMX (tdpbf16ps), which all variants have. Of 32 elements (channels of keys, positions of
+ * values) the even ones are one chain of fused additions from 0, the odd ones another; even + odd is then added.
  *
- * Tiles have about 12 chains or more where registers suffice: a processor needs as many to start a multiply-add in every
- * cycle.
+ * Tiles have about 12 chains or more where registers suffice: a processor needs as many to start a multiply-add in
+ * every cycle.
  */
 #pragma once
 #include "attention/cells.h"
@@ -15,10 +15,10 @@ enum { BLOCK = 4, TILE = 8, WIDE = WIDTH == 64, MOST_VECTORS = 4, STEP = 16 };
 
 /* Rows of words `a` times the pages `from`..`end` - 1 of a block.
  *
- * The rows of a are `a_row` floats apart, what a page multiplies `a_page`. The rows of b, keys or values, are `stride` bytes
- * apart, those of y `y_stride` floats. The sums of a page run over its words `first`..`last` - 1. In bfloat16 `rest` more
- * positions, 1 to 3 of a quad, may follow those of the very last page: the others of the quad may hold anything. `soon` are
- * as many bytes as b, to be prefetched, `to_second` level of cache or to the first. */
+ * The rows of a are `a_row` floats apart, what a page multiplies `a_page`. The rows of b, keys or values, are `stride`
+ * bytes apart, those of y `y_stride` floats. The sums of a page run over its words `first`..`last` - 1. In bfloat16
+ * `rest` more positions, 1 to 3 of a quad, may follow those of the very last page: the others of the quad may hold
+ * anything. `soon` are as many bytes as b, to be prefetched, `to_second` level of cache or to the first. */
 typedef struct {
     const float *a;
     float *y;
@@ -105,7 +105,7 @@ INLINE void score_tile(const int M, const int P, const int C, const int kind, co
     }
 }
 
-/* Whether a tile of M of the `left` rows is best: in bfloat16 small tiles have few chains, and 8 rows are 4 + 4, not 6 + 2. */
+/* Whether a tile of M of the `left` rows is best: small tiles of bfloat16 have few chains, so 8 rows are 4 + 4. */
 INLINE int suits(const int kind, const int M, int left) {
     if (kind == FLOAT32 || M < 4) return left >= M;
     return left == M || (M == 6 ? left > 8 : left > 6);

@@ -49,7 +49,7 @@ static void write_quad(const attention_call *c, int64_t row) {
 static void write_some(void *context, int task, int thread) {
     const attention_call *c = context;
     const int64_t each = rows_a_write(c);
-    int64_t row = task * each, end = least_of(row + each, c->n_rows), written = row; /* rows before it have their values */
+    int64_t row = task * each, end = least_of(row + each, c->n_rows), written = row; /* rows before it are written */
     for (; row < end; row++) {
         if (c->kind == FLOAT32) write_row(FLOAT32, c, row, !c->latent);
         if (c->kind == INT8) write_row(INT8, c, row, !c->latent);

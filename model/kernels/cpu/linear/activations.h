@@ -1,12 +1,12 @@
-/* Converts rows of activations to whole numbers with a scale for each row (INT8), to signed bytes with a scale for each row and group
- * of 32 channels, or to bfloat16. The same pass applies the norm or the gate before the product.
+/* Converts rows of activations to whole numbers with a scale for each row (INT8), to signed bytes with a scale for each
+ * row and group of 32 channels, or to bfloat16. The same pass applies the norm or the gate before the product.
  */
 #pragma once
 #include "linear/levels.h"
 #include "linear/words.h"
 
-/* LANES channels of a row after the gate over `up` if KIND has one, or times the scales of the norm, `norm`; the factor of the norm
- * is a row's (`facts`). */
+/* LANES channels of a row after the gate over `up` if KIND has one, or times the scales of the norm, `norm`; the factor
+ * of the norm is a row's (`facts`). */
 INLINE vf after(const int KIND, vf x, vf up, vf norm) {
     if (KIND == NORMED) return x * norm;
     return KIND == GATED ? x / (splat(1) + exponential(-x)) * up : x;
@@ -75,13 +75,13 @@ INLINE void quantize_group(const call *c, const float *x, float factor, int64_t 
     c->total[at] = c->scale[at] * (float)s;
 }
 
-/* The maximum and the sum of the magnitudes of v, and the factor by which v is to be multiplied: 1 / rms of x if there is a norm. */
+/* The maximum and the sum of the magnitudes of v, and the factor of v: 1 / rms of x with a norm. */
 typedef struct {
     float most, sum, factor;
 } facts;
 
-/* The channels of a row before the factor of the norm, to v, with zeros for an incomplete last group. KIND is a constant after inlining:
- * loops without branches. */
+/* The channels of a row before the factor of the norm, to v, with zeros for an incomplete last group. KIND is a
+ * constant after inlining: loops without branches. */
 INLINE facts apply(const call *c, const int KIND, const float *x, float *v) {
     const int n = (int)c->w->n_in, end = c->n_groups * c->group;
     wide total = {0}, squares = {0};

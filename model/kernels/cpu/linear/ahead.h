@@ -2,15 +2,15 @@
 #pragma once
 #include "attention/attention.h"
 
-/* How far a thread is: its next task, the next page of this task, and what is left of the page before. In pairs of cache lines
- * of its own. */
+/* How far a thread is: its next task, the next page of this task, and what is left of the page before. In pairs of
+ * cache lines of its own. */
 typedef struct __attribute__((aligned(128))) {
     const task_t *task, *last;
     int64_t page;
     const char *at, *end;
 } cursor;
 
-/* Every thread prefetches the pages of the tasks that it will compute, `bytes_a_mac` for each multiply-add of products. */
+/* Every thread prefetches the pages of its coming tasks, `bytes_a_mac` for each multiply-add of products. */
 typedef struct {
     const attention_call *attention;
     const char *cells;
@@ -28,7 +28,7 @@ INLINE int next_page(const ahead_t *a, cursor *c) {
     return 1;
 }
 
-/* Takes up to n units of one page, and returns their number; `from` points to the first. What is less than a unit is skipped. */
+/* Takes up to n units of a page, and returns their number; `from` is the first. A shorter end is skipped. */
 INLINE int take_ahead(const ahead_t *a, cursor *c, int64_t unit, int n, const uint8_t **from) {
     if (c->end - c->at < unit && !next_page(a, c)) return 0;
     n = (int)least_of(n, (c->end - c->at) / unit);

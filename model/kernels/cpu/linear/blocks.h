@@ -1,7 +1,7 @@
 /* Products by AMX with weights that have a scale, and perhaps a minimum, for each output and group of 32 channels, or a
- * scale for each half of it. They have the bits of `tile` and of `tile_halves`. A task unpacks some groups of a block, a panel, once for all its rows. One product computes
- * a group of 16 rows, a slab. Its sums are stored while the next product runs, and are added to the totals while the
- * one after that runs. The totals stay in registers until the panel ends.
+ * scale for each half of it. They have the bits of `tile` and of `tile_halves`. A task unpacks a panel, some groups of
+ * a block, once for all rows. One product computes a group of 16 rows, a slab. Its sums are stored while the next
+ * product runs, and are added to the totals while the one after that runs. Registers hold the totals meanwhile.
  */
 #pragma once
 #include "linear/halves.h"

@@ -1,4 +1,4 @@
-/* Products with weights in INT8: exact integer sums over all channels, times the scales of the row and of the output (levels.h). */
+/* Products with weights in INT8: exact integer sums over all channels, times the scales of row and output: levels.h. */
 #pragma once
 #include "linear/tiles.h"
 
@@ -9,7 +9,7 @@ INLINE vf scaled(const call *c, int row, vi sums) { return __builtin_convertvect
 
 enum { ROWS_A_BLOCK = 32, SIDES = 4 };
 
-/* The sums of 32 rows and two blocks: tiles 0 and 1 of the upper 16 rows, 2 and 3 of the lower ones. `high` counts 128 times. */
+/* The sums of 32 rows and two blocks: tiles 0 and 1 of the upper 16 rows, 2 and 3 of the lower. `high` counts 128 x. */
 typedef struct {
     int32_t low[SIDES][16][BLOCK], high[SIDES][16][BLOCK];
     int row, block, has_high;
@@ -102,10 +102,10 @@ static void strip_bytes(const call *c, int R, int row, int block, int C, const u
         TILE_LOAD(from, w + t * next + g * 1024, 64); \
         TILE_BYTES(t, 4, from); \
     }
-#define STRIP(x, wanted, sums) \
+#define STRIP(x, active, sums) \
     ZERO_SQUARE(); \
     for (int g = 0; g < c->n_groups; g++) { \
-        if (!(wanted)) continue; \
+        if (!(active)) continue; \
         TILE_LOAD(4, (x) + bytes_at(c, row, g), 64); \
         ADD(0, 6) ADD(1, 7) ADD(2, 6) ADD(3, 7) \
     } \
@@ -117,8 +117,8 @@ static void strip_bytes(const call *c, int R, int row, int block, int C, const u
     for (int t = 0; t < C; t++) finish_tile(c, s, t, row, block + t, 0, R);
 }
 
-/* Computes rows top..end-1 of blocks first..last-1. `top` is a multiple of 16. The weights of two blocks stay in the cache for
- * all rows. */
+/* Computes rows top..end-1 of blocks first..last-1. `top` is a multiple of 16. The weights of two blocks stay in the
+ * cache for all rows. */
 static void all_bytes(const call *c, int first, int last, int top, int end, int thread) {
     const int whole = end - (end - top) % ROWS_A_BLOCK, even = last - (last - first) % 2;
     byte_sums sums[2] __attribute__((aligned(64))), *now = sums, *before = 0;
@@ -149,7 +149,7 @@ static void all_bytes(const call *c, int first, int last, int top, int end, int 
 
 #else
 
-/* Adds the high bytes of R rows times the weights of V vectors of outputs, of quads of channels where one of the rows has an outlier. */
+/* Adds the high bytes of R rows times the weights of V vectors of outputs, in quads where a row has an outlier. */
 INLINE void add_outliers(const call *c, const int R, const int V, int row, const uint8_t *w, int64_t next, vi acc[][MOST_BLOCKS * VECTORS]) {
     const uint64_t *masks = c->masks + (int64_t)row * MASKS(c);
     const int8_t *high = c->high + bytes_at(c, row, 0);
@@ -166,7 +166,7 @@ INLINE void add_outliers(const call *c, const int R, const int V, int row, const
     }
 }
 
-/* `tile` for INT8. Few sums are several chains each, since an instruction takes about 4 cycles and two start in each. */
+/* `tile` for INT8. Few sums are several chains each: an instruction takes about 4 cycles, and two start in each. */
 INLINE void tile_bytes(const call *c, const int R, const int C, int row, int block, const uint8_t *soon, int n_soon) {
     const int V = C * VECTORS, CHAINS = R * V >= 8 ? 1 : R * V >= 4 ? 2 : R * V >= 2 ? 4 : 8;
     const int64_t stride = (int64_t)c->n_groups * 64, next = (int64_t)c->n_groups * RECORD(INT8);

@@ -7,12 +7,13 @@
 enum { ROWS_A_TASK = 4, TASK_ROWS = 128 }; /* rows that a task converts, and that it multiplies */
 #define ROW_TASKS(n_rows) (((n_rows) + ROWS_A_TASK - 1) / ROWS_A_TASK)
 
-/* One product. Its caller sets w, x, norm, rows, y, eps, kind, add and n_rows. Row i of x is `rows[i]`, or i itself without `rows`.
- * Rows of x and y are `x_stride` and `y_stride` floats apart: side by side for 0. A single product without `rows` may have runs of rows with adapters.
+/* One product. Its caller sets w, x, norm, rows, y, eps, kind, add and n_rows. Row i of x is `rows[i]`, or i without
+ * `rows`. Rows of x and y are `x_stride` and `y_stride` floats apart; 0: side by side. A single one without `rows` may
+ * have `runs`.
  *
  * For each row and group: bytes `q`, their `scale`, the start of integer sums (`zero`), and `total`, which is the scale
- * times the sum of the bytes. For NVFP4 each half of a group has its own start, and there is no `total`. For INT8 weights a row has one scale and one start, `high` bytes and `masks` (levels.h). For BF16
- * weights there are only factors, in `q`. */
+ * times the sum of the bytes. For NVFP4 each half of a group has its own start, and there is no `total`. For INT8
+ * weights a row has one scale and one start, `high` bytes and `masks` (levels.h). BF16 has only factors, in `q`. */
 typedef struct shape shape;
 typedef struct {
     const weights *w;
@@ -35,8 +36,8 @@ typedef struct {
  * `scratch` is that of `linear` for the sum of their rows. */
 void GLUE(multiply, VARIANT)(call *calls, int n, void *scratch);
 
-/* The place of unit `i` of the `n` units of a row's activations. AMX has them as tiles [rows/16][n][16 rows], where the last rows may be
- * fewer than 16: rows 4096 bytes apart would share a set of the cache. */
+/* The place of unit `i` of the `n` units of a row's activations. AMX has them as tiles [rows/16][n][16 rows], where the
+ * last rows may be fewer than 16: rows 4096 bytes apart would share a set of the cache. */
 INLINE int64_t unit_at(const call *c, int row, int n, int i) {
 #if defined(AMX)
     int within = row % 16, rows = (int)least_of(16, c->n_rows - (row - within));

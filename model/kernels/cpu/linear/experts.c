@@ -67,7 +67,7 @@ static int64_t divide(block *b, void *scratch) {
 /* A number that can be compared: NaN is the least. */
 INLINE float ordered(float x) { return x != x || x < -3e38f ? -3e38f : x > 3e38f ? 3e38f : x; }
 
-/* Logits of experts from..end-1 for a token, GATES experts at a time. Beyond the last expert the last one is computed again. */
+/* Logits of experts from..end-1 for a token, GATES experts at a time. Beyond the last expert the last one repeats. */
 INLINE void score(const block *b, const float *x, float *logits, int from, int end) {
     int n = b->dim, n_experts = (int)b->e->n_experts;
     float factor = b->norm ? inverse_rms(x, n, b->eps) : 1;

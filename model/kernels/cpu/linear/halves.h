@@ -1,11 +1,11 @@
-/* Tiles of a product with weights in NVFP4, where each half of a group of 32 channels has a scale for each output. The order of
- * every tile: the sum of the lower half times its scale, plus that of the upper half, times the scale of the row.
+/* Tiles of a product with weights in NVFP4, where each half of a group of 32 channels has a scale for each output. The
+ * order of every tile: the sum of the lower half times its scale, plus that of the upper half, times the row's scale.
  */
 #pragma once
 #include "linear/tiles.h"
 
-/* The exact sums of half HALF of a group. Activations of a group are at x, rows `stride` bytes apart; the starts of a row's sums
- * at `zero`, rows `after` numbers apart. Weights of a block are at `record`, the next block's `next` bytes behind. */
+/* The exact sums of half HALF of a group. A group's activations are at x, rows `stride` bytes apart; a row's starting
+ * sums at `zero`, rows `after` numbers apart. A block's weights are at `record`, the next ones `next` bytes behind. */
 INLINE void sum_half(const int HALF, const int R, const int C, vi acc[][MOST_BLOCKS * VECTORS], const uint8_t *record, int64_t next,
                      const int8_t *x, int64_t stride, const int32_t *zero, int64_t after, const uint8_t *soon, int n_soon) {
     const int V = C * VECTORS;

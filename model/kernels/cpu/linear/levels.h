@@ -1,9 +1,9 @@
 /* Activations for weights of INT8: whole numbers q of 15 bits, with one scale a row. x = scale * q, q = low + 128 high.
  *
- * MEANS times the mean magnitude of a row becomes 127; after the gate, where many channels are far above the mean, GATED_MEANS
- * times. Few channels are greater, mostly the same in all rows (outliers, Dettmers et al. 2022, arXiv 2208.07339): `high` is 0 in
- * all others. Its product is computed for quads of channels with outliers alone. All sums are exact integers, whatever the order
- * and the neighbours.
+ * MEANS times the mean magnitude of a row becomes 127; after the gate, where many channels are far above the mean,
+ * GATED_MEANS times. Few channels are greater, mostly the same in all rows (outliers, Dettmers et al. 2022, arXiv
+ * 2208.07339): `high` is 0 in all others. Its product is computed for quads of channels with outliers alone. All sums
+ * are exact integers, whatever the order and the neighbours.
  */
 #pragma once
 #include "linear/calls.h"
@@ -26,7 +26,7 @@ INLINE float choose_scale(float most, float sum, int n, int means, float *scale)
     return 127 / top;
 }
 
-/* Splits 64 whole numbers, of which some are greater than a byte. Returns the bits of their quads that have a `high`. */
+/* Splits 64 whole numbers, some of them greater than a byte. Returns the bits of quads that have a `high`. */
 INLINE uint64_t split(const vi *q, int8_t *low, int8_t *high) {
     uint64_t mask = 0;
     UNROLL for (int i = 0; i < 64 / LANES; i++) {
@@ -40,7 +40,7 @@ INLINE uint64_t split(const vi *q, int8_t *low, int8_t *high) {
     return mask;
 }
 
-/* Converts a row v [n_groups * 64] with this scale's inverse. Its integer sums start with `zero`, as packed weights are w + OFFSET. */
+/* Converts a row v [n_groups * 64] with this scale's inverse. Sums start with `zero`: packed weights are w + OFFSET. */
 INLINE void to_levels(const call *c, int row, const float *v, float inverse) {
     uint64_t *masks = c->masks + (int64_t)row * MASKS(c);
     vi total = {0};

@@ -1,21 +1,21 @@
 /* y = W x with weights of 8 or 4 bits and activations of 15 (INT8) or 8 bits, or with both in bfloat16.
  *
  * Weights are packed [N/16][K/group] into records. A record has the weights of a group of channels for 16 outputs:
- *   INT8    group 64: [16 quads][16 outputs][4] bytes w + 128 (|w| <= 127), one scale an output for all groups (bytes.h)
+ *   INT8    group 64: [16 quads][16 outputs][4] bytes w + 128 (|w| <= 127), one scale an output (bytes.h)
  *   Q8      group 32: [8 quads][16 outputs][4] bytes w + 128, then 16 scales in float16
  *   Q4      group 32: [4 quads][16 outputs][4] bytes, quad i in the low halves and i + 4 in the high ones, each w + 8;
  *           then 16 scales
  *   Q8_MIN, Q4_MIN    the same, then 16 minima; here a 4-bit weight is 0..15
- *   Q4_K    256 channels, 8 groups of 32: the quads of each as in Q4_MIN; then [3][16] words of 32 bits, which hold 8 scales
- *           and 8 minima of an output, 6 bits each: word i has numbers 5 i to 5 i + 4 and two bits of the last one; then
+ *   Q4_K    256 channels, 8 groups of 32: the quads of each as in Q4_MIN; then [3][16] words of 32 bits, with 8 scales
+ *           and 8 minima of an output, 6 bits each: word i has numbers 5 i to 5 i + 4 and 2 bits of the last; then
  *           [2][16] factors in float16. A factor times a scale, and one times a minimum, is rounded to float16.
- *   NVFP4   group 32: the quads of Q4, in codes of FP4; behind those of all groups of 16 outputs, for each group, 16 scales of
+ *   NVFP4   group 32: the quads of Q4, in codes of FP4; behind those of all groups, for each group, 16 scales of
  *           channels 0..15 in e4m3 and 16 of channels 16..31; one scale an output for all groups
  *   MXFP4   the same with 16 scales in e8m0 for all 32 channels of a group
  *   BF16    group 64: [32 words][16 outputs] of two channels each in bfloat16 (words.h); for AMX neighbouring ones
- * An INT8 record of 1024 bytes is also a B tile of AMX, and so is half a record of BF16. Sums within a group are exact integers.
- * Groups are added in float, in order, by the same operations for any number of rows: a row's result depends on that row alone.
- * pairs.h has the order of BF16, which does not depend on other rows either.
+ * An INT8 record of 1024 bytes is also a B tile of AMX, and so is half a record of BF16. Sums within a group are exact
+ * integers. Groups are added in float, in order, by the same operations for any number of rows: a row's result depends
+ * on that row alone. pairs.h has the order of BF16, which does not depend on other rows either.
  */
 #include "linear/blocks.h"
 #include "linear/i8mm.h"

@@ -19,18 +19,18 @@ typedef struct {
 
 enum { LORA_BLOCK = 16, LORA_PAD = 8, LORA_GROUP = 32 };
 
-/* A LoRA adapter of one projection, in bfloat16. A is [rank/LORA_PAD][n_groups][LORA_PAD ranks][LORA_GROUP channels]: zeros
- * fill the last ranks and channels. B is in blocks of LORA_BLOCK outputs; outputs beyond them get nothing. Block i
- * multiplies entries firsts[i].. of u = A f(x), firsts[i] even. Its pairs of ranks are begins[i]..begins[i+1]-1 of `b`,
- * which is [pairs][LORA_BLOCK outputs][2]. rank 0: the adapter has nothing for this projection. */
+/* A LoRA adapter of one projection, in bfloat16. A is [rank/LORA_PAD][n_groups][LORA_PAD ranks][LORA_GROUP channels]:
+ * zeros fill the last ranks and channels. B is in blocks of LORA_BLOCK outputs; outputs beyond them get nothing. Block
+ * i multiplies entries firsts[i].. of u = A f(x), firsts[i] even. Its pairs of ranks are begins[i]..begins[i+1]-1 of
+ * `b`, which is [pairs][LORA_BLOCK outputs][2]. rank 0: the adapter has nothing for this projection. */
 typedef struct {
     const uint16_t *a, *b;
     const int32_t *begins, *firsts;
     int64_t rank, n_groups, n_blocks;
 } lora;
 
-/* The rows of a step that use one adapter, in ascending order. `targets` has an entry for each projection of the network.
- * `u` is memory of 4 bytes for each row and rank of the widest entry. */
+/* The rows of a step that use one adapter, in ascending order. `targets` has an entry for each projection of the
+ * network. `u` is memory of 4 bytes for each row and rank of the widest entry. */
 typedef struct {
     const lora *targets;
     const int64_t *rows;
@@ -45,11 +45,11 @@ void EXPORT(linear)(const weights *w, const float *x, int64_t n_rows, int64_t ki
 
 int64_t EXPORT(linear_scratch)(const weights *w, int64_t n_rows);
 
-/* The same, and the rows of `runs` get entry `target` of their adapter. Tiles prefetch what `ahead` names, if it is not null. */
+/* The same, and the rows of `runs` get entry `target` of their adapter. Tiles prefetch the pages of `ahead`, if any. */
 void GLUE(adapted, VARIANT)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps,
                             float *y, int64_t add, const lora_rows *runs, int64_t n_runs, int64_t target, const ahead_t *ahead,
                             void *scratch);
 
-/* What `adapted` adds, after the product: y [n_rows, n_out] += B A f(x) for the rows of `runs`. It has the same bits. */
+/* Adds what `adapted` does: y [n_rows, n_out] += B A f(x) for the rows of `runs`, with the same bits. */
 void EXPORT(adapt)(const float *x, int64_t n_in, int64_t kind, const float *norm, float eps, float *y, int64_t n_rows,
                    int64_t n_out, const lora_rows *runs, int64_t n_runs);

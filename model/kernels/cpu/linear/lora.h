@@ -3,9 +3,9 @@
  * u = A f(x) is computed while the base's activations are converted, as tasks of the same job. B u is added in a job of
  * its own after the base's product: a separate pass keeps the base's matrix one long read, which is faster.
  *
- * Factors are bfloat16: both of them if the processor multiplies pairs, else only the weights. Sums are float. Each entry
- * of u is one chain of additions over vectors of channels, whose lanes are then added in a fixed order. Each output of
- * B u is one chain over its ranks. A row's bits therefore depend on that row and its adapter alone.
+ * Factors are bfloat16: both of them if the processor multiplies pairs, else only the weights. Sums are float. Each
+ * entry of u is one chain of additions over vectors of channels, whose lanes are then added in a fixed order. Each
+ * output of B u is one chain over its ranks. A row's bits therefore depend on that row and its adapter alone.
  */
 #pragma once
 #include "linear/activations.h"

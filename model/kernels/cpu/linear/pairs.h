@@ -1,6 +1,6 @@
-/* Products with weights in bfloat16. All variants add in one order, that of tdpbf16ps (Intel's manual, volume 2): of each 32
- * channels the even ones are one chain of fused additions from 0, the odd ones another, and their sum is added to the total.
- * Products of two such numbers are exact, so that processors without fused additions have the same bits.
+/* Products with weights in bfloat16. All variants add in one order, that of tdpbf16ps (Intel's manual, volume 2): of
+ * each 32 channels the even ones are one chain of fused additions from 0, the odd ones another, and their sum is added
+ * to the total. Products of two such numbers are exact, so that processors without fused additions have the same bits.
  */
 #pragma once
 #include "linear/bytes.h"
@@ -9,8 +9,8 @@
 
 enum { ROWS_A_SQUARE = 32, BLOCKS_A_STRIP = 4 };
 
-/* Where results of a block are stored from a tile: no other block shares their memory, and nothing is added. Rows 4096 bytes
- * apart meet in one set of the cache: a store then takes eight times as long. */
+/* Where results of a block are stored from a tile: no other block shares their memory, and nothing is added. Rows 4096
+ * bytes apart meet in one set of the cache: a store then takes eight times as long. */
 INLINE int stores_tiles(const call *c, int block) {
     return !c->add && (block + 1) * BLOCK <= c->w->n_out && c->y_stride * 4 % 4096;
 }
@@ -23,7 +23,7 @@ static void finish_sums(const call *c, int R, int row, int block, float sums[][B
     }
 }
 
-/* A tile's results go to memory at once or to `sums`: reading what a tile has just stored is slow, so all are stored first. */
+/* A tile's results go to memory at once or to `sums`: reading fresh stores is slow, so all are stored first. */
 #define STORE_RESULTS(t, row, block, sums) \
     if (stores_tiles(c, block)) TILE_STORE(t, c->y + (row) * c->y_stride + (block) * BLOCK, c->y_stride * 4); \
     else TILE_STORE(t, sums, 64);
@@ -85,8 +85,8 @@ static void strips(const call *c, int R, int row, int first, int last) {
         strip(c, R, row, block, (int)least_of(BLOCKS_A_STRIP, last - block));
 }
 
-/* Computes rows top..end-1 of blocks first..last-1. `top` is a multiple of 16. The weights of two blocks stay in the cache for
- * all rows. */
+/* Computes rows top..end-1 of blocks first..last-1. `top` is a multiple of 16. The weights of two blocks stay in the
+ * cache for all rows. */
 static void all_pairs(const call *c, int first, int last, int top, int end) {
     const int whole = end - (end - top) % ROWS_A_SQUARE, even = last - (last - first) % 2;
     int row = whole;
@@ -136,8 +136,8 @@ INLINE vf add_word(vf chain, vi w, const char *x, int p) {
 
 typedef vf pair_sums[][MOST_BLOCKS * VECTORS];
 
-/* A step of 32 channels: the weights of a block, those of the next block `next` bytes after them, and the activations of a row,
- * those of the next row after `stride` bytes. `n` of its words prefetch what follows `soon`. */
+/* A step of 32 channels: the weights of a block, those of the next block `next` bytes after them, and the activations
+ * of a row, those of the next row after `stride` bytes. `n` of its words prefetch what follows `soon`. */
 typedef struct {
     const uint8_t *w;
     int64_t next;
@@ -157,7 +157,7 @@ INLINE void add_words(const int R, const int C, const int SOON, pair_sums sums, 
         sums[r][v] = add_word(sums[r][v], part[v], s->x + r * s->stride, p);
 }
 
-/* Adds a step of 32 channels to totals. Chains of both kinds are computed at the same time if the registers have room for that. */
+/* Adds a step of 32 channels to totals. Chains of both kinds are computed at the same time if the registers suffice. */
 INLINE void add_step(const int R, const int C, const int SOON, pair_sums totals, const pair_step *s) {
     const int V = C * VECTORS, TOGETHER = 3 * R * V <= REGISTERS;
     vf even[MOST_ROWS][MOST_BLOCKS * VECTORS], odd[MOST_ROWS][MOST_BLOCKS * VECTORS], kept[MOST_ROWS][MOST_BLOCKS * VECTORS];

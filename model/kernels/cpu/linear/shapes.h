@@ -3,7 +3,7 @@
 #include "linear/halves.h"
 #include "linear/pairs.h"
 
-/* Shapes of tiles: rows, blocks. Those of one width stand together, and their rows grow from 1. *_TILES are the tiles of a product
+/* Shapes of tiles: rows, blocks. Those of one width stand together, rows ascending. *_TILES are the tiles of a product
  * of one row, of 2 to 16, and of more; their last rows and blocks take smaller ones. Those of BF16 are in pairs.h. */
 #if defined(__AVX512VNNI__)
 #define QUAD_SHAPES(X, F) X(F, 1, 1) X(F, 2, 1) X(F, 4, 1) X(F, 8, 1) X(F, 1, 2) X(F, 2, 2) X(F, 4, 2) X(F, 1, 3) X(F, 2, 3) X(F, 4, 3)
@@ -78,9 +78,9 @@ static const shape *const shapes[] = {shapes_INT8, shapes_Q8, shapes_Q8_MIN, sha
 /* The shape of a call's tiles. */
 static const shape *chosen(const weights *w, int n_rows) {
     static const int tiles[][3][2] = {BLOCK_TILES, INT8_TILES, BF16_TILES};
-    const int *wanted = tiles[w->format == INT8 ? 1 : w->format == BF16 ? 2 : 0][n_rows == 1 ? 0 : n_rows <= 16 ? 1 : 2];
+    const int *best = tiles[w->format == INT8 ? 1 : w->format == BF16 ? 2 : 0][n_rows == 1 ? 0 : n_rows <= 16 ? 1 : 2];
     const shape *s = shapes[w->format];
-    while (s->rows != wanted[0] || s->blocks != wanted[1]) s++;
+    while (s->rows != best[0] || s->blocks != best[1]) s++;
     return s;
 }
 
@@ -94,22 +94,22 @@ static const shape *narrower(const shape *s, int blocks) {
 /* Results of more bytes are not in a thread's cache when a tile stores them. */
 enum { FAR_BYTES = 2 * 1024 * 1024 };
 
-/* Prefetches the results of a tile before it computes them: else its stores wait for memory. Inline, because a compiler may
- * drop calls of a function that only prefetches. */
+/* Prefetches the results of a tile before it computes them: else its stores wait for memory. Inline, because a compiler
+ * may drop calls of a function that only prefetches. */
 INLINE void ask_for_results(const call *c, const shape *s, int row, int block) {
     const float *y = c->y + row * c->y_stride + block * BLOCK;
     for (int r = 0; r < s->rows; r++, y += c->y_stride)
         for (int b = 0; b < s->blocks; b++) __builtin_prefetch(y + b * BLOCK, 1, 3);
 }
 
-/* The steps of a group in which a tile may prefetch the next layer's keys: twice its part of them, as every second tile does. */
+/* The steps of a group in which a tile prefetches the next layer's keys: twice its part, as every second tile does. */
 INLINE int steps_ahead(const call *c, const shape *s) {
     float bytes_a_step = (float)(s->blocks * STEP(c->w->format)), macs = (float)(s->rows * s->blocks * BLOCK * c->group);
     return (int)least_of((int64_t)(2 * c->ahead->bytes_a_mac * macs / bytes_a_step) + 1, STEPS(c->w->format));
 }
 
-/* Computes rows top..end-1 of the blocks of a shape. While its tiles are computed, they prefetch as many blocks after these,
- * each tile its part. With `mine`, every second tile prefetches keys of the next layer instead. */
+/* Computes rows top..end-1 of the blocks of a shape. While its tiles are computed, they prefetch as many blocks after
+ * these, each tile its part. With `mine`, every second tile prefetches keys of the next layer instead. */
 static void column(const call *c, const shape *s, int block, int top, int end, const float *decoded, cursor *mine) {
     const int64_t bytes = (int64_t)c->n_groups * RECORD(c->w->format);
     const int far = c->n_rows * c->w->n_out * 4 > FAR_BYTES, steps = STEPS(c->w->format);

@@ -1,5 +1,5 @@
-/* Tiles of a product: some rows by some blocks of 16 outputs. linear.c describes the records of weights. Every tile adds
- * in the same order, so that the bits of a row do not depend on the tile that computes it.
+/* Tiles of a product: some rows by some blocks of 16 outputs. linear.c describes the records of weights. Every tile
+ * adds in the same order, so that the bits of a row do not depend on the tile that computes it.
  */
 #pragma once
 #include "linear/activations.h"
@@ -19,8 +19,8 @@ enum { MOST_ROWS = 8, MOST_BLOCKS = 4 }; /* of a tile */
 #define RECORD(format) \
     (format == INT8 ? 1024 : format == BF16 ? 2048 : format == Q4_K ? SUPERBLOCK / IN_SUPERBLOCK \
      : (IS_NIBBLES(format) ? 256 : 512) + (HAS_MINIMA(format) ? 4 : format == MXFP4 ? 1 : 2) * BLOCK)
-/* Bytes from the weights of group g to the next ones: a superblock of Q4_K has the weights of its groups, then their tables, and a
- * block of FP4 the weights of all groups, then their scales: no load of weights crosses a line of the cache. */
+/* Bytes from the weights of group g to the next ones: a superblock of Q4_K has the weights of its groups, then their
+ * tables, and a block of FP4 the weights of all groups, then their scales: no load crosses a cache line. */
 #define AFTER(format, g) \
     (format == Q4_K  ? (g % IN_SUPERBLOCK < IN_SUPERBLOCK - 1 ? 256 : SUPERBLOCK - 7 * 256) \
      : IS_FP4(format) ? 256 : RECORD(format))
@@ -80,7 +80,7 @@ INLINE vf add_group(const int FORMAT, vf total, vi sums, vf weight_scale, vf min
     return HAS_MINIMA(FORMAT) ? fused(minimum, splat(row_sum), total) : total;
 }
 
-/* Field `i` of 16, six bits each, of the tables of Q4_K, for LANES outputs: 5 in a word, and the last in what is left. */
+/* Field `i` of 16, six bits each, of the tables of Q4_K, for LANES outputs: 5 in a word, the last in free bits. */
 INLINE vf six_bits(const uint8_t *tables, int i) {
     if (i < 15) return __builtin_convertvector((vi)((vu)load_int(tables + i / 5 * 64) >> i % 5 * 6) & splat_int(63), vf);
     vu left[3];
@@ -106,8 +106,8 @@ static __attribute__((noinline)) void decode_block(const uint8_t *record, int n_
             }
 }
 
-/* Scales and minima of group g of n_groups for LANES outputs from `lane`; of NVFP4 the scales of the lower half and of the upper
- * one. `record` has the weights of the group. */
+/* Scales and minima of group g of n_groups for LANES outputs from `lane`; of NVFP4 the scales of the lower half and of
+ * the upper one. `record` has the weights of the group. */
 INLINE void load_tables(const int FORMAT, const uint8_t *record, int g, int n_groups, int lane, vf *scale, vf *minimum) {
     if (FORMAT == Q4_K) {
         decode_tables(record + (IN_SUPERBLOCK - g % IN_SUPERBLOCK) * 256, g % IN_SUPERBLOCK, lane, scale, minimum);
@@ -125,9 +125,9 @@ INLINE void load_tables(const int FORMAT, const uint8_t *record, int g, int n_gr
     if (HAS_MINIMA(FORMAT)) *minimum = load_half(tables + 2 * BLOCK);
 }
 
-/* Multiplies R rows by C blocks of 16 outputs in groups of 32 channels. FORMAT, R and C are constants after inlining. In the
- * first `n_soon` steps of each group it prefetches what follows `soon`: memory is fastest when read in one stream. For
- * several rows `decoded` has the scales and minima of Q4_K. */
+/* Multiplies R rows by C blocks of 16 outputs in groups of 32 channels. FORMAT, R and C are constants after inlining.
+ * In the first `n_soon` steps of each group it prefetches what follows `soon`: memory is fastest when read in one
+ * stream. For several rows `decoded` has the scales and minima of Q4_K. */
 INLINE void tile(const call *c, const int FORMAT, const int R, const int C, int row, int block, const uint8_t *soon, int n_soon,
                  const float *decoded) {
     const int V = C * VECTORS, G = c->n_groups, CHANNELS = QUADS(FORMAT) * 4;

@@ -1,5 +1,5 @@
-/* Products around latent attention in the absorbed form: what a head's key or value would be is never made. A row's bits depend on
- * that row alone, as those of linear.c do. */
+/* Products around latent attention in the absorbed form: what a head's key or value would be is never made. A row's
+ * bits depend on that row alone, as those of linear.c do. */
 #include "step/latent.h"
 #include "linear/calls.h"
 
@@ -7,7 +7,7 @@
 FIELDS(latent_t, F(q_a_norm), F(kv_a_norm), F(wq_a), F(wq_b), F(wkv_a), F(absorb), F(values));
 #undef F
 
-/* The products of all heads. A row of x has x_row floats, the heads side by side; heads are y_head floats apart in a row of y. */
+/* The products of all heads. A row of x has x_row floats, the heads side by side; in y they are y_head floats apart. */
 static void multiply_heads(call *calls, const weights *const *w, const attention_call *a, const float *x, int64_t x_row, float *y,
                            int64_t y_head, int64_t y_row, void *scratch) {
     for (int64_t h = 0; h < a->n_heads; h++)
@@ -33,7 +33,7 @@ typedef struct {
     float eps;
 } placing;
 
-/* Copies the channels that rotate to the queries of some rows, and makes their keys: the latent normed, then the rest. */
+/* Copies the rotating channels to the queries of some rows, and makes their keys: normed latent, then the others. */
 static void place_some(void *context, int task, int thread) {
     const placing *p = context;
     const attention_call *a = p->a;

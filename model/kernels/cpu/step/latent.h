@@ -3,15 +3,15 @@
 #include "attention/attention.h"
 #include "linear/linear.h"
 
-/* Latent attention of a layer (MLA). Without wq_a, wq_b makes queries of the input. `absorb` and `values` have an entry for each
- * head: they take its query, without the channels that rotate, to the channels of a latent, and a latent to its value. */
+/* Latent attention of a layer (MLA). Without wq_a, wq_b makes queries of the input. `absorb` and `values` have entries
+ * for each head: they take its query, without the channels that rotate, to latent channels, and a latent to a value. */
 typedef struct {
     const float *q_a_norm, *kv_a_norm;
     const weights *wq_a, *wq_b, *wkv_a;
     const weights *const *absorb, *const *values;
 } latent_t;
 
-/* Memory for all layers: of a row the low rank of its queries, these queries, its latent and key, and the values of its heads. */
+/* Memory for all layers: a row's low-rank queries, its queries, its latent and key, and the values of its heads. */
 typedef struct {
     float *q_a, *q, *kv, *values;
 } latent_rows;

@@ -4,8 +4,8 @@
 #include "linear/experts.h"
 #include "step/latent.h"
 
-/* One layer. `pool` is an index of `pools`; the pointers are arguments of the functions below. A layer has `experts`, or
- * w13 and w2; and `latent`, or wqkv. */
+/* One layer. `pool` is an index of `pools`; the pointers are arguments of the functions below. A layer has `experts`,
+ * or w13 and w2; and `latent`, or wqkv. */
 typedef struct {
     const float *attention_norm, *ffn_norm;
     const weights *wqkv, *wo, *w13, *w2;
@@ -18,8 +18,8 @@ typedef struct {
 /* Entries of an adapter for one layer, in the order of `lora_rows.targets`. The head comes after all layers. */
 enum { WQKV, WO, W13, W2, TARGETS };
 
-/* Replaces x [n_rows, dim]. `pools` have all arguments of the attention but `cells`. gate_up is [n_rows, 2 hidden_dim]; `rows` are
- * memory for latent attention.
- * `runs` are the rows with adapters; a layer with experts has none for w13 and w2. */
+/* Replaces x [n_rows, dim]. `pools` have all arguments of the attention but `cells`. gate_up is [n_rows, 2 hidden_dim];
+ * `rows` are memory for latent attention, `runs` are the rows with adapters; a layer with experts has none for w13 and
+ * w2. */
 void GLUE(network, VARIANT)(const layer *layers, int64_t n_layers, attention_call *pools, float *x, int64_t n_rows, float eps,
                             float *gate_up, const latent_rows *rows, const lora_rows *runs, int64_t n_runs, void *scratch);

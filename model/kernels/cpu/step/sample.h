@@ -2,8 +2,8 @@
 #pragma once
 #include "vectors.h"
 
-/* The n_ids distinct `ids` of prompt and output get the penalties, by how often each is in the output, `outputs`. Temperature 0
- * is greedy; top_k 0, top_p 1 and min_p 0 allow all tokens. `start` and `step` (odd) are of the noise. */
+/* The n_ids distinct `ids` of prompt and output get the penalties, by how often each is in the output, `outputs`.
+ * Temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 allow all tokens. `start` and `step` (odd) are of the noise. */
 typedef struct {
     const int64_t *ids, *outputs;
     int64_t n_ids;

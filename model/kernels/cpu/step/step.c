@@ -32,8 +32,8 @@ typedef struct {
     void *tasks;
 } pool_work;
 
-/* A step and its memory. `n_samples` of its rows are followed by a token to sample. `runs` have up to one entry for each adapter;
- * `adapted` are their rows, `u` their sums. */
+/* A step and its memory. `n_samples` of its rows are followed by a token to sample. `runs` have up to one entry for
+ * each adapter; `adapted` are their rows, `u` their sums. */
 typedef struct {
     const network_t *m;
     const step_t *s;
@@ -149,7 +149,7 @@ static void place_images(const network_t *m, const step_t *s) {
         memcpy(s->x + s->embedded_rows[i] * m->dim, s->embedded + i * m->dim, (size_t)m->dim * 4);
 }
 
-/* Makes the runs of n rows from `first` on: of the rows of the layers, or of those that are `sampled`. Returns their number. */
+/* Makes the runs of n rows from `first` on: of the rows of the layers, or the `sampled` ones. Returns their number. */
 static int64_t make_runs(const work *w, int sampled, int64_t first, int64_t n) {
     int64_t n_runs = 0, *rows = w->adapted;
     float *u = w->u;
@@ -194,8 +194,8 @@ static int sample_all(const work *w) {
     return DONE;
 }
 
-/* Computes a step. Returns DONE or the reason why not; or the bytes of scratch memory that it needs, if there are fewer: then
- * it has done nothing. */
+/* Computes a step. Returns DONE or the reason why not; or the bytes of scratch memory that it needs, if there are
+ * fewer: then it has done nothing. */
 int64_t EXPORT(step)(const network_t *m, const step_t *s, void *scratch, int64_t n_bytes) {
     pool_work pools[m->n_pools];
     attention_call calls[m->n_pools];

@@ -10,15 +10,15 @@ typedef struct {
     int64_t window;
 } pool_t;
 
-/* A LoRA adapter: its entries for each projection of the network, then for the head; and the greatest of their ranks. */
+/* A LoRA adapter: its entries for each projection of the network, then the head; and its greatest rank. */
 typedef struct {
     const lora *targets;
     int64_t rank;
 } adapter_t;
 
-/* A network, or a stage of one, with its pages and its head; `latent` is that of the attention. Nothing in it changes. `embeddings` [n_tokens, dim] are floats of
- * `embedding_kind`. A stage may have no `embeddings`, or no `norm` and `head`. `kind` is that of
- * the attention. */
+/* A network, or a stage of one, with its pages and its head; `latent` is its attention's latent width. Nothing in it
+ * changes. `embeddings` [n_tokens, dim] are floats of `embedding_kind`. A stage may have no `embeddings`, or no `norm`
+ * and `head`. `kind` is the cache's format. */
 typedef struct {
     const void *embeddings;
     const layer *layers;
@@ -30,11 +30,11 @@ typedef struct {
     float eps;
 } network_t;
 
-/* A step. A slice is a row of `slices`: start, stop, the number of its last rows after which a token is sampled, and the index
- * of its adapter, or -1; then for each pool the first block of its table and the number of its pages. `pages` are those of all
- * slices in the first pool, then those in the second. `tokens` are those of all rows; null: x has the inputs of the layers.
- * Rows `embedded_rows` get the embeddings `embedded` [n_embedded_rows, dim] in place of those of their tokens. `sampling` has an entry
- * for each token to sample, or is null: then none is. Logits are computed for `block_rows` rows at once. */
+/* A step. A slice is a row of `slices`: start, stop, the number of last rows after which a token is sampled, and the
+ * index of its adapter, or -1; then for each pool the first block of its table and the number of its pages. `pages` are
+ * those of all slices in the first pool, then those in the second. `tokens` has all rows; null: x has the layers'
+ * inputs. Rows `embedded_rows` get the embeddings `embedded` [n_embedded_rows, dim] in place of their tokens'.
+ * `sampling` has an entry for each token to sample, or is null: then none is. Logits: `block_rows` at once. */
 typedef struct {
     const int64_t *slices, *tokens, *pages;
     const params *sampling;
@@ -46,6 +46,6 @@ typedef struct {
     int64_t n_slices, n_adapters, n_embedded_rows, block_rows, product_bytes; /* the scratch of the widest product */
 } step_t;
 
-/* What `step` returns if it did nothing: a slice has no page; a token, position, adapter or row of an image does not exist; or,
- * after the layers, if there was no memory to sample. */
+/* What `step` returns if it did nothing: a slice has no page; a token, position, adapter or row of an image does not
+ * exist; or, after the layers, if there was no memory to sample. */
 enum { DONE = 0, NO_PAGE = -1, OUTSIDE = -2, NO_MEMORY = -3 };
