@@ -45,8 +45,17 @@ def process() -> int:
 
 def without_process() -> None:
     """Kill it."""
-    os.kill(process(), signal.SIGKILL)
-    eventually(lambda: not helpers(PROCESS), "it is dead")
+    pid = process()
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: waitable(pid), "it is dead, with all its threads")
+
+
+def waitable(pid: int) -> bool:
+    """Whether a child has ended, its exit code read or not."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
 
 
 @pytest.fixture(autouse=True)
