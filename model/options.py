@@ -159,7 +159,8 @@ class RunnerOptions:
     attention: str = option("auto", "Attention backend. auto is the fastest one that runs on the device.")
     kv_dtype: str = option(
         "auto",
-        "Data type of the KV cache. auto is the model's. int8 (CPU only) and fp8 (GPU only) need half the memory.",
+        "Data type of the KV cache. auto is the model's. int8 (CPU only) and fp8 (GPU only) need half the memory of 16 "
+        "bits.",
         choices=KV_DTYPES,
         in_plan=True,
     )
@@ -206,8 +207,8 @@ class RunnerOptions:
     target_first_token_ms: float | None = option(
         None,
         "Target for the time to the first token, in milliseconds. A prompt of text that would miss it gets larger "
-        "chunks than --target-inter-token-ms allows, up to --max-step-tokens. 0: no target. It is refused if "
-        "--target-inter-token-ms is 0: chunks are then always the largest.",
+        "chunks than --target-inter-token-ms allows, up to --max-step-tokens. 0: no target. A value above 0 "
+        "is refused if --target-inter-token-ms is 0, because chunks are then always the largest.",
         unset="{:g}, on a GPU {:g}".format(*TARGET_FIRST_TOKEN_MS.values()),
         least=0,
     )
@@ -220,8 +221,8 @@ class RunnerOptions:
     )
     prompt_lookup: str = option(
         "auto",
-        "Draft tokens for requests without prompt_lookup_num_tokens. auto: where they pay, with compiled CPU kernels, "
-        "whose answers they do not change.",
+        "Draft tokens for requests without prompt_lookup_num_tokens. auto: with compiled CPU kernels only, where they "
+        "save time. Answers do not change.",
         choices=("auto", "off"),
     )
     cache_memory: int | None = option(
@@ -245,7 +246,7 @@ class RunnerOptions:
     )
     image_cache_memory: int | None = option(
         None,
-        "Memory for the embeddings of images and audio, which the next request with the same ones reads.",
+        "Cache of the embeddings of images and audio, for later requests with the same files.",
         unset=f"{IMAGE_CACHE // 2**20}MiB, for a model with large images as much as {LEAST_IMAGES} of them need",
         is_size=True,
         in_plan=True,

@@ -100,7 +100,7 @@ def build(arguments: list[str], engine: "Launched | None" = None) -> typer.Typer
 
     @takes(Settings)
     def serve(settings: Settings, context: typer.Context) -> None:
-        """Serve MODEL over HTTP with the APIs of OpenAI and Anthropic."""
+        """Serve MODEL over HTTP with the APIs of OpenAI, Anthropic, Mistral and Ollama."""
         source = context.get_parameter_source("model")
         if settings.models is not None and source is not None and source.name != "DEFAULT":
             raise model_beside_file(settings.models)  # also for the default, which the settings do not tell from this

@@ -50,14 +50,14 @@ class ModelSettings(RunnerOptions):
     )
     reasoning_format: str = option(
         "auto",
-        "Where a chat has its thoughts, if neither the request nor the key says: auto and deepseek in "
+        "Where an answer has its thoughts, unless the request or the key sets it: auto and deepseek in "
         "reasoning_content, mistral in chunks of the content, none in its text.",
         choices=get_args(ReasoningFormat),
     )
     reasoning_budget: int | None = option(
         None,
-        "Tokens of a thought, if the request does not say. Then the thought ends with its sentence, and the answer "
-        "follows.",
+        "Maximum tokens of a thought, unless the request sets it. At the limit the thought ends with its sentence, and "
+        "the answer follows.",
         unset="no limit",
         least=0,
     )
@@ -117,7 +117,7 @@ class ModelSettings(RunnerOptions):
     )
     load_timeout: float | None = option(
         None,
-        "Seconds for which requests wait for a model that is not loaded yet, where a server has several.",
+        "Where a server has several models: seconds that a load may take, and that requests wait for it.",
         unset=f"{LOAD_TIMEOUT:g}",
         least=1,
     )

@@ -61,8 +61,8 @@ class Settings(ModelSettings):
     allowed_hosts: tuple[str, ...] = option(
         (),
         "Name by which clients call the server, such as noria.example.org, or * for any. A request whose Host has "
-        "another name gets a 403; localhost and IP addresses pass. Several are separated by commas, or the flag is "
-        "repeated.",
+        "another name gets a 403; localhost and IP addresses pass. To give several, separate them by commas or repeat "
+        "the flag.",
         unset="that of --host on a loopback address without keys, otherwise any",
     )
     root_path: str | None = option(
@@ -74,7 +74,7 @@ class Settings(ModelSettings):
     forwarded_allow_ips: tuple[str, ...] = option(
         (),
         "Address or network of a reverse proxy, such as 10.0.0.0/8. The server believes its X-Forwarded-For and "
-        "X-Forwarded-Proto, for the log and for traces. Several are separated by commas, or the flag is repeated. "
+        "X-Forwarded-Proto, for the log and for traces. To give several, separate them by commas or repeat the flag. "
         "Peers at --uds are always believed.",
         unset=" and ".join(PROXIES),
     )
@@ -105,7 +105,7 @@ class Settings(ModelSettings):
     lenient: bool = option(
         False,
         "Accept fields that mean nothing here. The header x-noria-ignored and the log name them. Without this flag "
-        "they are a 400.",
+        "a request with them gets a 400.",
     )
     max_body_bytes: int = option(
         8 * 2**20, "Size of the largest request body.", name="max_body", is_size=True, group="Limits"
@@ -113,7 +113,7 @@ class Settings(ModelSettings):
     max_connections: int = option(
         4096,
         "Number of open connections, as far as descriptors allow. At the limit the server closes the one that has "
-        "waited longest for a request. If none waits, the new one gets a 503, but not for /live and /ready.",
+        "waited longest for a request. If none waits, the new one gets a 503, but not for /live, /ready and /health.",
         least=1,
     )
     max_connections_per_address: int = option(
@@ -126,7 +126,7 @@ class Settings(ModelSettings):
     responses_store: str = option(
         "memory",
         "Where responses and conversations of /v1/responses are stored: memory, off, or the path of a file (SQLite), "
-        "which a restart survives and one server uses.",
+        "which survives a restart and serves one server.",
         group="State",
     )
     responses_store_size: int | None = option(
@@ -143,8 +143,8 @@ class Settings(ModelSettings):
     )
     resume_seconds: float = option(
         60.0,
-        "Seconds for which a stream goes on without its client, and its events are kept, if its request has the header "
-        "x-noria-resume: 1.",
+        "For a request with the header x-noria-resume: 1: seconds for which its stream goes on without its client, and "
+        "for which the server has its events.",
         least=0,
         most=86400,
     )

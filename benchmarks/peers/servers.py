@@ -101,7 +101,7 @@ def _kill_all(process: subprocess.Popen[bytes]) -> None:
 
 
 def _wait(url: str, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
-    """Return when the server is healthy. Raises RuntimeError, with its last words, if it ends or takes too long."""
+    """Wait until the server is healthy. Raises RuntimeError, with its last words, if it ends or takes too long."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         try:

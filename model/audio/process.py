@@ -25,7 +25,7 @@ STACK_BYTES = 8 * 2**20
 
 
 def memory(max_seconds: int) -> int:
-    """Limit of memory for a file, in bytes, beyond what the process has before."""
+    """Return the limit of memory for a file, in bytes, beyond what the process has before."""
     return DECODE_BYTES + SECOND_BYTES * max_seconds
 
 

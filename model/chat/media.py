@@ -26,7 +26,7 @@ class ImageTokens(NamedTuple):
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Self | None:
-        """Return None for a tokenizer without them."""
+        """Return the ids of a tokenizer; None if it has not all of these tokens."""
         return cls(*found) if (found := _ids(tokenizer, IMAGE, ROW_BREAK, IMAGE_END)) else None
 
 
@@ -38,7 +38,7 @@ class AudioTokens(NamedTuple):
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Self | None:
-        """Return None for a tokenizer without them."""
+        """Return the ids of a tokenizer; None if it has not all of these tokens."""
         return cls(*found) if (found := _ids(tokenizer, AUDIO, BEGIN_AUDIO)) else None
 
 

@@ -25,7 +25,7 @@ STACK_BYTES = 8 * 2**20
 
 
 def memory(max_pixels: int) -> int:
-    """Limit of memory for an image, in bytes, beyond what the process has before."""
+    """Return the limit of memory for an image, in bytes, beyond what the process has before."""
     return DECODE_BYTES + PIXEL_BYTES * max_pixels
 
 

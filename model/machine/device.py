@@ -80,7 +80,7 @@ def native_formats(device: torch.device) -> frozenset[str]:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Free memory of the device, in bytes."""
+    """Return the bytes of free memory of the device."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
 
 

@@ -55,7 +55,7 @@ def check_addresses(root: Path = Path("/")) -> None:
 
 
 def return_free_memory() -> None:
-    """Return memory that was freed to the system. glibc keeps what lies between two pieces that are in use."""
+    """Give freed memory back to the system. glibc keeps what lies between two pieces that are in use."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

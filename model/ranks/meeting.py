@@ -90,7 +90,7 @@ class Host:
         )
 
     def _arrivals(self) -> Iterator[tuple[int, RankLink, Any]]:
-        """Rank, link and options of the next connection, if one comes soon and knows the secret."""
+        """Yield the rank, link and options of the next connection, if one comes soon and knows the secret."""
         self._listener.settimeout(RETRY_SECONDS)
         with suppress(TimeoutError):
             link = RankLink(self._listener.accept()[0])

@@ -45,7 +45,7 @@ class Sampled:
         return None if self._scored else self._fetch.wait().tolist()
 
     def read(self) -> list[tuple[int, TokenLogprob | None]]:
-        """Wait for the device."""
+        """Wait for the device, and return the tokens with their log probabilities."""
         logprobs = self._scored.read() if self._scored else []
         ids = self._fetch.wait().tolist()
         return [(token, logprobs[self._scores[row]] if row in self._scores else None) for row, token in enumerate(ids)]

@@ -127,7 +127,7 @@ def spans_after(spans: tuple[MediaSpan, ...], n_begin: int, n_cut: int) -> tuple
 
 
 def _wholes(spans: Sequence[MediaSpan]) -> list[tuple[int, int, str]]:
-    """Start, stop and kind of each image and each recording, whose chunks follow one another."""
+    """Return start, stop and kind of each image and each recording, whose chunks follow one another."""
     found: list[tuple[int, int, str]] = []
     for span in spans:
         start = span.start

@@ -181,5 +181,5 @@ class CountingStream(ThinkingStream):
         return self._answer.take(final=final)
 
     def take_thought(self) -> str:
-        """Return nothing: the thought is in the text."""
+        """Return no text: the thought is part of the answer's."""
         return ""

@@ -18,6 +18,7 @@ from service.hosting.drain import Drain
 from service.observe.view.feed import ModelState
 from service.settings import Settings
 
+LOADING = "the model is still loading; see /ready", "model_loading"
 RATE_SECONDS = 60.0
 """The window in which the rate of finished requests is measured."""
 RATE_SAMPLES = 1024
@@ -87,7 +88,7 @@ class Admission:
         Raises ModelNotFound for another name, Unavailable while loading.
         """
         if self.model is None:
-            raise Unavailable("the model is still loading; see /ready", "model_loading")
+            raise Unavailable(*LOADING)
         if name is None or name in self.model.names:
             return self.model
         if (adapter := self.adapters.find(name)) is None:
@@ -117,7 +118,9 @@ class Admission:
         """Count a request of a tenant as in flight inside the context. Raises Overloaded or Unavailable."""
         if self._drain.draining:
             raise Unavailable("the server is shutting down", "shutting_down")
-        if (state := self._state()) != "ready":
+        if (state := self._state()) == "loading":
+            raise Unavailable(*LOADING)
+        if state != "ready":
             raise Unavailable(f"the engine is not ready ({state}); try again shortly", "engine_unavailable")
         capacity = self.require().info.max_sequences + self._settings.max_queue
         self._check("requests are running or waiting", self._in_flight, tenant, capacity, "--max-queue")

@@ -120,7 +120,7 @@ class Server(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._begin_drain)
 
     def _reload_certificate(self) -> str:
-        """Give connections that begin from now on the new certificate."""
+        """Use the new certificate for connections that begin from now on."""
         certificate, key = self._settings.ssl_certfile, self._settings.ssl_keyfile
         if self.config.ssl is not None and certificate is not None:
             trial = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # half a change would break the live context

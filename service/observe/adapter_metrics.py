@@ -8,7 +8,7 @@ from itertools import product
 from service.engine.messages import AdapterStats
 
 Values = Mapping[tuple[str, ...], float]
-"""Values by those of the labels after the name of the model."""
+"""Values by the labels that follow the model's name."""
 
 
 class AdapterCounts:

@@ -119,7 +119,7 @@ def hf_config(
 
 
 def generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """End tokens, and the sampling that the file recommends."""
+    """Return the end tokens, and the sampling that the file recommends."""
     return {"eos_token_id": end_tokens(metadata)} | _sampling(metadata)
 
 
@@ -267,7 +267,7 @@ def _windows(values: Mapping[str, Any], n_layers: int) -> dict[str, Any]:
 
 
 def _family(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return Hugging Face's name of a model with these fields."""
+    """Return the fields by which Hugging Face names a model with these fields."""
     if "num_local_experts" in config:
         name = "Mixtral"
     elif "llama_4_scaling_beta" in config["rope_parameters"]:

@@ -184,7 +184,7 @@ def _tensors(cursor: _Cursor, n_tensors: int, alignment: int) -> list[TensorEntr
 
 
 def _described(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
-    """Name, shape with the rows first, number of the kind, and place after the first tensor."""
+    """Return the name, shape with the rows first, number of the kind, and place after the first tensor."""
     name = cursor.string("the name of a tensor")
     what = f"the tensor {short(name)}"
     n_dimensions = cursor.number("I", f"the number of dimensions of {what}")

@@ -237,7 +237,7 @@ class GraphExecutor:
         return self._eager.start(batch, views, before)
 
     def idle(self) -> bool:
-        """Capture the next graph."""
+        """Capture the next graph, and return whether others are missing."""
         return self.graphs.capture_next()
 
     def _step(self, inputs: PackedInputs, last_tokens: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ def _load(client: httpx.Client, name: str) -> None:
 
 
 def with_load(conversation: ChatSession, events: Iterator[Event]) -> Iterator[Event]:
-    """Return the events of an answer. If its model is not loaded, show until the first one how far it is."""
+    """Yield the events of an answer. If its model is not loaded, show until the first one how far it is."""
     client, name = conversation.client, conversation.model
     if conversation.shows_progress and _card(client, name).get("state") in UNREADY:
         with _progress(client, name):

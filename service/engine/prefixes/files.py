@@ -60,7 +60,7 @@ class PageFiles:
         self._fingerprint = bytes.fromhex(fingerprint)
 
     def changed(self) -> int:
-        """Return when files came or went last: a number that differs then."""
+        """Return a number that changes whenever a file comes or goes."""
         with suppress(*ABSENT):
             return self._folder.stat().st_mtime_ns
         return 0
