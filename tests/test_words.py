@@ -46,6 +46,16 @@ def without_verb(text: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"{node.name}: {words.splitlines()[0]}"
 
 
+def with_wrong_verb(text: str) -> Iterator[tuple[int, str]]:
+    """Yield line and docstring of each function that returns nothing and says Return, or says it in place of Yield."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (words := ast.get_docstring(node)):
+            nothing = isinstance(node.returns, ast.Constant) and node.returns.value is None
+            own = [part for part in ast.walk(node) if isinstance(part, ast.Yield | ast.YieldFrom)]
+            if words.startswith("Return ") and not words.startswith("Return why") and (nothing or own):
+                yield node.lineno, f"{node.name}: {words.splitlines()[0]}"
+
+
 def with_retired_word(text: str) -> Iterator[tuple[int, str]]:
     """Yield number and text of each line with a retired word."""
     yield from ((number, line) for number, line in enumerate(text.splitlines(), 1) if RETIRED.search(line))
@@ -71,6 +81,12 @@ def test_docstrings_of_functions_begin_with_a_verb(folder):
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
+def test_what_returns_says_so(folder):
+    found = [line for path, text in sources(folder, ".py") for line in listed(path, with_wrong_verb(text))]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
 def test_retired_words_do_not_occur(folder):
     found = [
         line for path, text in sources(folder, ".py", ".c", ".h") for line in listed(path, with_retired_word(text))
@@ -89,6 +105,8 @@ def test_comments_fit_into_a_line(folder):
 def test_the_rules_find_what_breaks_them():
     text = 'def f(n_asked):\n    """The result."""\n\n\ndef g():\n    """Return it."""\n'
     assert list(without_verb(text)) == [(1, "f: The result.")]
+    assert list(with_wrong_verb('def g() -> None:\n    """Return it."""\n')) == [(1, "g: Return it.")]
+    assert list(with_wrong_verb('def g():\n    """Return it."""\n    yield 1\n')) == [(1, "g: Return it.")]
     assert list(with_retired_word("early = heard\n" + text)) == [(2, "def f(n_asked):")]
     long = "x" * COLUMNS
     assert [line for line, _ in with_long_comment(f"{long}y;\nint a; /* {long}\n * short */ {long}\n// {long}\n")] == [

@@ -41,5 +41,5 @@ class GrammarProcess(HelperProcess):
             return self.links[1].receive()
 
     def may_blame(self) -> bool:
-        """Return whether a sequence may be to blame: not if a grammar is compiled meanwhile: it may be the cause, not the sequences that are followed."""
+        """Return whether a sequence may be to blame: not while a grammar, which may be the cause, is compiled."""
         return not (self._follows and self._compiling)

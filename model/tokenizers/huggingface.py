@@ -176,7 +176,7 @@ def _from_byte_level(text: str) -> bytes:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return the byte that each of GPT-2's characters stands for: printable bytes are themselves, the others are U+0100 and up."""
+    """Return the byte of each of GPT-2's characters: printable bytes are themselves, others are U+0100 and up."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}

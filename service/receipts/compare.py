@@ -40,7 +40,10 @@ class Difference(NamedTuple):
 
 
 def differences(given: Receipt, found: Receipt, name: Callable[[int], str]) -> Iterator[Difference]:
-    """Yield the differences between a receipt and `found`, which was computed again and has its `content`. `name` gives a token's text."""
+    """Yield the differences between a receipt and `found`, which was computed again and has its `content`.
+
+    `name` gives a token's text.
+    """
     for field, message in FACTS.items():
         one, other = _plain(given, field), _plain(found, field)
         if one != other and (field != "defaults" or given["request"] != found["request"]):

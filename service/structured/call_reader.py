@@ -62,7 +62,7 @@ class CallReader(BlockReader):
         self._ids: set[str] = set()
 
     def finish(self, reason: str | None) -> str | None:
-        """Return the finish_reason: "tool_calls" in place of "stop" if the answer has calls, and no stop string has cut the last one."""
+        """Return the finish reason: "tool_calls" in place of "stop" if the answer has calls, of which none was cut."""
         called = self._n_calls and self._state != self._arguments
         return CALLS if reason == "stop" and called else reason
 

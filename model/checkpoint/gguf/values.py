@@ -28,7 +28,7 @@ tensors would overlap or exceed it."""
 
 
 def known_kinds() -> dict[int, tuple[str, int, int]]:
-    """Return the name, values and bytes of a block of all kinds by GGUF's numbers, also of those that Noria does not read."""
+    """Return name, values and bytes of a block of each kind by GGUF's number, with kinds that Noria does not read."""
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
     known = {int(number): (number.name, *GGML_QUANT_SIZES[number]) for number in GGMLQuantizationType}
