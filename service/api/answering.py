@@ -1,13 +1,15 @@
 """The answers of generation requests, whole or as a stream, and whole answers that no engine computes."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import orjson
 from starlette.responses import Response
 
-from service.api.call import Begun, Call
+from service.api.call import Begun, Call, Written
 from service.api.lanes import SMALL_BYTES, written
 from service.generation.choice import Delta, joined
 from service.generation.generation import Generation
@@ -41,18 +43,19 @@ class Shape(Begun, Protocol):
         ...
 
 
-Save = Callable[[Sequence[Json]], Awaitable[None]]
+Save = Callable[[Sequence[Json]], Coroutine[Any, Any, None]]
 """Stores an answer before the client has its end: the whole one, or the events of the last update of its stream."""
 Write = Callable[[Sequence[Delta], Usage, Timings], Mapping[str, object]]
 
 
-async def answered(call: Call, made: ModelRequest, shape: Shape, save: Save | None = None) -> Response | None:
-    """Submit a request, and return the response to it; None if it is a stream, which is sent then."""
-    generation = await call.submitted(made)
+async def answered(
+    call: Call, making: Awaitable[ModelRequest], shape: Shape, save: Save | None = None
+) -> Response | Written:
+    """Make the engine's request, submit it, and return the answer. Only the engine holds its images and audio then."""
+    generation = await call.submitted(await call.made(making))
     if not call.record.streams:
         return await whole_response(call, generation, shape.whole, save)
-    await stream(call, generation, shape, save)
-    return None
+    return Written(partial(stream, call, generation, shape, save))
 
 
 async def whole_response(call: Call, generation: Generation, write: Write, save: Save | None = None) -> Response:
@@ -70,7 +73,7 @@ async def whole_response(call: Call, generation: Generation, write: Write, save:
     small = n_logprobs + n_numbers < LARGE and n_bytes <= SMALL_BYTES
     whole = answer() if small else await work.run(answer, size)
     if save is not None:
-        await save([whole])
+        await asyncio.shield(save([whole]))
     content = orjson.dumps(whole) if small else await work.run(lambda: written(whole), size)
     return call.respond(content, computed=True)
 
@@ -102,7 +105,7 @@ async def stream(call: Call, generation: Generation, shape: Shape, save: Save | 
                 events[-1]["timings"] = generation.timings()
                 events[-1] |= await _signed(receipts)
                 if save is not None:
-                    await save(events)
+                    await asyncio.shield(save(events))
         await call.sink.write([*map(shape.frame, events)])
 
 

@@ -17,14 +17,14 @@ from service.access.record import RequestRecord
 from service.api.run import Failed, Run
 from service.api.state import State
 from service.engine.messages import FINISHES
-from service.errors.errors import ApiError, Cancelled, InvalidRequest, as_api_error
+from service.errors.errors import ApiError, Cancelled, InvalidRequest
 from service.generation.generation import Generation
 from service.generation.request import ModelRequest, late_request
 from service.generation.served import ServedModel
 from service.hosting.hosted import HostedModel, ModelChanged
-from service.http.sse import ClientGone, EventWriter, Framing, while_connected
+from service.http.sse import ClientGone, EventWriter, Framing, Watch
 from service.observe.view.live import LiveRequest, WaitReason
-from service.receipts.maker import AnswerReceipts
+from service.receipts.maker import AnswerReceipts, ReceiptField
 from service.schema.fields import ModelBody
 from service.schema.generation import GenerationBody, StreamBody
 
@@ -38,6 +38,20 @@ class Begun(Framing, Protocol):
     """The format of an answer, which learns of the model once it is loaded. Requests call the model by `name`."""
 
     def begin(self, served: ServedModel, name: str) -> None: ...
+
+
+class Written:
+    """An answer that is written as a stream once its handler has returned: the body of the request is gone then."""
+
+    def __init__(self, write: Callable[[], Awaitable[None]]) -> None:
+        self._write = write
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._write()
+
+
+Answer = Response | Written | None
+"""A handler returns it; None after it has written a stream itself."""
 
 
 class Call(LiveRequest):
@@ -56,9 +70,12 @@ class Call(LiveRequest):
         self.request = Request(scope, receive)
         self.state: State = scope["app"].state.noria
         self.writer: EventWriter | None = None
-        self._body: ModelBody | None = None
+        self.watch = Watch()
+        self._late: tuple[float | None, int, int] = (None, 1, 1)  # the time limit, and the choices of a late answer
+        self._receipt: ReceiptField = False
         self._receive = receive
-        self.send = send
+        self._send = send
+        self._concluded = False
         self._run = run
         self._guards = ExitStack()
         self._held = 0
@@ -71,47 +88,68 @@ class Call(LiveRequest):
     ) -> None:
         if self.writer is not None:
             self.writer.close()
-        if self.generation is not None and self.record.submitted is not None:
-            _conclude(self.record, self.generation, failure)
+        self._conclude(failure)
         self.release()
         self._guards.__exit__(kind, failure, traceback)
+
+    def _conclude(self, failure: BaseException | None) -> None:
+        if not self._concluded and self.generation is not None and self.record.submitted is not None:
+            self._concluded = True
+            _conclude(self.record, self.generation, failure)
 
     async def watched(self, answer: Coroutine[Any, Any, None], *, expires: bool = True) -> None:
         """Work on the answer. Raises ClientGone when the client leaves, Unavailable at the end of a drain."""
         expired = self.state.drain.expired if expires else asyncio.get_running_loop().create_future()
-        await while_connected(self._receive, expired, answer)
+        await self.watch.while_connected(self._receive, expired, answer)
+
+    async def sent(self, handling: Awaitable[Answer]) -> None:
+        """Send the answer of a handler. Nothing follows its last byte here: the client may be gone then.
+
+        A whole answer leaves the model before it is sent: its client may read slowly.
+        """
+        answer = await handling
+        if isinstance(answer, Response):
+            self._conclude(None)
+            self._guards.close()
+        if answer is not None:
+            await answer(self.request.scope, self.request.receive, self._send)
+        if self.writer is not None:
+            await self.writer.end()
 
     def open(self, framing: Framing) -> None:
         """Let the answer be a stream: from now on the client gets signs of life."""
+        self.watch.allow()
         self.record.streams = True
         if self._run is not None:
             self._run.open(framing)
             self.sink = self._run
         else:
             directly, media_type = self.request.scope["noria.send"], self.record.policy.dialect.stream
-            self.sink = self.writer = EventWriter(self.send, directly, framing, media_type)
+            self.sink = self.writer = EventWriter(self._send, directly, framing, media_type)
 
-    async def fail(self, error: Exception) -> None:
-        """End a stream that has begun with an error. Raises the error if no status is sent yet."""
-        if self.writer is None or not self.writer.started:
-            raise error
-        failure = as_api_error(error)
+    async def fail(self, failure: ApiError) -> None:
+        """End a stream that has begun with an error."""
+        assert self.writer is not None, "it has begun"
         self.record.note_error(failure)
         await self.writer.fail(failure)
 
     def detached(self, run: Run) -> "Call":
         """Return the call of work for this request that `run` is to do."""
         scope = {**self.request.scope, "noria.record": replace(self.record)}
-        return Call(scope, never, self.send, run)
+        return Call(scope, never, self._send, run)
 
     def hand_over(self, work: "Call", answer: Coroutine[Any, Any, None], failed: Failed) -> None:
-        """Let a run compute the answer. It is in flight in place of this request, which generates nothing then."""
+        """Let a run compute the answer. From its first event on it is in flight in place of this request."""
         assert work._run is not None, "only a detached call has a run"
-        self.generates_nothing()
-        self.record.place.close()
-        if work.record.key is not None:
-            work._guards.enter_context(work.record.key.running())
-        work._run.start(work, work.request.scope, work._served(answer), failed)
+
+        def begun() -> None:
+            self.generates_nothing()
+            self.record.ignored = work.record.ignored
+            if work.record.key is not None:
+                work._guards.enter_context(work.record.key.running())
+            self.record.place.close()
+
+        work._run.start(work, work.request.scope, work._served(answer), failed, begun)
 
     def generates_nothing(self) -> None:
         """Count the request among those that need no model."""
@@ -154,6 +192,7 @@ class Call(LiveRequest):
         if a client cancels the request meanwhile.
         """
         model = self.model = self.hosted(name)
+        self.watch.allow()
         self.record.served = model.name
         try:
             with model.counted_waiting(self.record.tenant):
@@ -171,13 +210,15 @@ class Call(LiveRequest):
         If the body says so, the answer is a stream in this shape. Raises InvalidRequest for what the key may not send.
         """
         assert self.record.policy.generates, f"the route of {self.record.path} must declare an operation"
-        self._body = body
+        self.hosted(body.model)
         self.record.name_user(body.end_user)
         self.record.shares_cache = self.state.settings.cache_isolation == "none"
         self.has_reason = isinstance(body, GenerationBody)
         if isinstance(body, GenerationBody):
             _check_priority(body.priority or 0, self.record)
+            self._late = (body.timeout, body.n_prompts, body.n_choices)
         if isinstance(body, StreamBody):
+            self._receipt = body.receipt
             self.hosted(body.model).receipts.check(body.receipt)
             if body.stream and shape is not None:
                 self.open(shape)
@@ -189,8 +230,7 @@ class Call(LiveRequest):
 
     async def made(self, making: Awaitable[ModelRequest]) -> ModelRequest:
         """Return the engine's request, with a grammar that compiles; an empty one if its time ends before."""
-        body = self._body
-        timeout = body.timeout if isinstance(body, GenerationBody) else None
+        timeout, n_prompts, n_choices = self._late
         limit = asyncio.timeout(None if timeout is None else self.record.started + timeout - time.perf_counter())
         try:
             async with limit:
@@ -200,8 +240,7 @@ class Call(LiveRequest):
         except TimeoutError:
             if not limit.expired():  # it is the error of some call, not the end of the request's time
                 raise
-            assert isinstance(body, GenerationBody)  # no other body has a deadline
-            return late_request(body.n_prompts, body.n_choices)
+            return late_request(n_prompts, n_choices)
         finally:
             self.release()
 
@@ -224,9 +263,9 @@ class Call(LiveRequest):
 
     def receipts(self) -> AnswerReceipts | None:
         """Return a maker of receipts for the answer, if it gets any."""
-        if not isinstance(self._body, StreamBody) or self.generation is None:
+        if self.generation is None:
             return None
-        return self.model.receipts.of_answer(self._body.receipt, self.served, self.generation, self.record)
+        return self.model.receipts.of_answer(self._receipt, self.served, self.generation, self.record)
 
     @property
     def waits_for(self) -> WaitReason | None:

@@ -3,18 +3,16 @@
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from starlette.responses import Response
-
 from model.errors import quoted
 from service.access.record import LAST, RequestRecord
-from service.api.call import Call
+from service.api.call import Answer, Call, Written
 from service.api.run import Key, Reader, Run
-from service.errors.errors import InvalidRequest, NotStored
+from service.errors.errors import ApiError, InvalidRequest, NotStored
 from service.schema.fields import Body
 from service.schema.generation import StreamBody
 
 B = TypeVar("B", bound=Body)
-Handler = Callable[[Call, B], Awaitable[Response | None]]
+Handler = Callable[[Call, B], Awaitable[Answer]]
 RESUME = "x-noria-resume"
 MAX_DIGITS = 9
 
@@ -22,7 +20,7 @@ MAX_DIGITS = 9
 def resumable(handler: Handler[B]) -> Handler[B]:
     """Return a handler whose streams a client may resume, if it says so in a header."""
 
-    async def resume_or_handle(call: Call, body: B) -> Response | None:
+    async def resume_or_handle(call: Call, body: B) -> Answer:
         value, last = call.request.headers.get(RESUME), call.request.headers.get(LAST)
         if value not in (None, "0", "1"):
             raise InvalidRequest(f"the header {RESUME} must be 0 or 1, got {quoted(value)}", param=RESUME)
@@ -32,10 +30,8 @@ def resumable(handler: Handler[B]) -> Handler[B]:
             name = RESUME if last is None else LAST
             raise InvalidRequest(f"the header {name} needs stream true", param=name)
         if last is None:
-            await read(call, _begun(call, handler, body), -1, numbered=True)
-        else:
-            await read(call, *_found(call, last), numbered=True)
-        return None
+            return reading(call, _begun(call, handler, body), -1, numbered=True)
+        return reading(call, *_found(call, last), numbered=True)
 
     return resume_or_handle
 
@@ -47,13 +43,16 @@ def refuse_resume(call: Call) -> None:
         raise InvalidRequest(f"the header {RESUME} must be 0 here, got {quoted(value)}: {how}", param=RESUME)
 
 
-async def read(call: Call, run: Run, after: int, *, numbered: bool = False) -> None:
-    """Write the events of a run after number `after`, to its end. A `numbered` run has events with ids."""
-    call.open(Reader(run, numbered=numbered))
-    with run.reading() as recording:
-        async for frames in recording.read(after):
-            call.record.ignored = run.work.record.ignored
-            await call.sink.write(frames)
+def reading(call: Call, run: Run, after: int, *, numbered: bool = False) -> Written:
+    """Return the events of a run after number `after`, to its end. A `numbered` run has events with ids."""
+
+    async def read() -> None:
+        call.open(Reader(run, numbered=numbered))
+        with run.reading() as recording:
+            async for frames in recording.read(after):
+                await call.sink.write(frames)
+
+    return Written(read)
 
 
 def _begun(call: Call, handler: Handler[B], body: B) -> Run:
@@ -61,13 +60,10 @@ def _begun(call: Call, handler: Handler[B], body: B) -> Run:
     run = Run(call.state.runs, _key(call.record, call.record.id), call.state.settings.resume_seconds, call.record.id)
     work = call.detached(run)
 
-    async def answer() -> None:
-        await handler(work, body)
-
-    async def failed(error: Exception) -> Exception:
+    async def failed(error: ApiError) -> Exception:
         return error
 
-    call.hand_over(work, answer(), failed)
+    call.hand_over(work, work.sent(handler(work, body)), failed)
     return run
 
 

@@ -22,20 +22,18 @@ from typing_extensions import is_typeddict
 
 from model.errors import quoted
 from service.access.record import Policy
-from service.api.call import Call
+from service.api.call import Answer, Call
 from service.api.lanes import SMALL_BYTES
 from service.api.resuming import resumable
 from service.errors.dialects import EVENTS
-from service.errors.errors import BodyTooLarge, HttpError, InvalidRequest
+from service.errors.errors import BodyTooLarge, HttpError, InvalidRequest, as_api_error
 from service.errors.refusals import invalid_body
 from service.http.sse import ClientGone
-from service.schema.fields import Body, ignored_fields
+from service.schema.fields import Body, ModelBody, ignored_fields
 from service.schema.generation import StreamBody
 from service.schema.structure import BodyReading, StructureError
 
 B = TypeVar("B", bound=Body)
-Answer = Response | None
-"""What a handler returns: a response, or None after it has written a stream."""
 Handler = Callable[[Call], Awaitable[Answer]]
 BodyHandler = Callable[[Call, B], Awaitable[Answer]]
 Parse = Callable[[bytes, BodyReading], Body]
@@ -142,6 +140,7 @@ class Endpoint:
 
     def __init__(self, route: Route) -> None:
         self._route = route
+        self._ends_with_client = route.body is not None and issubclass(route.body, ModelBody)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] not in self._route.methods:  # a router takes HEAD for GET, also where the answer has no end
@@ -149,21 +148,26 @@ class Endpoint:
         call = Call(scope, receive, send)
         try:
             with call:
-                read = None if self._route.parser is None else await _content(call, self._route.parser)
-                await call.watched(self._answer(call, read), expires=not self._route.endless)
+                answer = self._answer(
+                    call, None if self._route.parser is None else await _content(call, self._route.parser)
+                )
+                await call.watched(answer, expires=not self._route.endless)
         except (ClientGone, ClientDisconnect):
             raise
         except Exception as error:
-            await call.fail(error)
+            if not (call.writer and call.writer.started):
+                raise
+            await call.fail(as_api_error(error))
 
     async def _answer(self, call: Call, read: tuple[bytes, Parse] | None) -> None:
-        """Send the answer. Nothing follows its last byte here: the client may be gone then."""
-        body = () if read is None else (await _parsed_body(call, *read),)
-        response = await self._route.handler(call, *body)
-        if response is not None:
-            await response(call.request.scope, call.request.receive, call.send)
-        elif call.writer is not None:
-            await call.writer.end()
+        body: tuple[Body, ...] = ()
+        if read is not None:
+            if self._ends_with_client:
+                call.watch.allow()
+            body = (await _parsed_body(call, *read),)
+        handling = self._route.handler(call, *body)
+        del read, body  # only the handler holds them now
+        await call.sent(handling)
 
 
 async def _content(call: Call, parser: Parser) -> tuple[bytes, Parse]:

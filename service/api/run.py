@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from starlette.types import Scope
 
@@ -14,7 +14,7 @@ from service.state.recording import Recording, Recordings
 
 Key = tuple[str, str]
 """The owner of a run and its name, by which clients come back to it."""
-Failed = Callable[[Exception], Awaitable[Exception | None]]
+Failed = Callable[[ApiError], Awaitable[Exception | None]]
 """Gets the error of a run that failed after its first event, and returns the one that its readers get."""
 
 
@@ -34,23 +34,39 @@ class Run:
         self._key = key
         self._patience = patience
         self._prefix = None if event_id is None else event_id.encode()
+        self._scope: Scope
+        self._begun: Callable[[], None]
+        self._observed = ExitStack()
         self._n_readers = 0
         self._timer: asyncio.TimerHandle | None = None
 
-    def start(self, work: LiveRequest, scope: Scope, answer: Coroutine[None, None, None], failed: Failed) -> None:
-        """Compute the answer, observed as a request of its own, and let clients find the run.
+    def start(
+        self,
+        work: LiveRequest,
+        scope: Scope,
+        answer: Coroutine[None, None, None],
+        failed: Failed,
+        begun: Callable[[], None],
+    ) -> None:
+        """Compute the answer. At its first event call `begun`, let clients find the run, and observe it as a request.
 
-        `failed` may write the last events of an answer that failed.
+        Until then it is a part of its request, which gets the error of a refusal. `failed` may write the last events of
+        an answer that failed.
         """
         self.work, self.recording = work, self._runs.recordings.begin()
-        self._runs.found[self._key] = self
-        self.task = self._runs.start(self._compute(scope, answer, failed))
+        self._scope, self._begun = scope, begun
+        self.task = self._runs.start(self._compute(answer, failed))
 
     # A run takes the frames of an answer as `EventWriter` does.
     def open(self, framing: Framing) -> None:
         self.framing = framing
 
     async def write(self, frames: Sequence[bytes]) -> None:
+        if not self.recording.n_events:
+            self._runs.found[self._key] = self
+            self.work.record.status = 200
+            self._observed.enter_context(self._runs.observing(self.work.record, self._scope))
+            self._begun()
         for frame in frames:
             number = self.recording.n_events
             self.recording.add(frame if self._prefix is None else b"id: %b:%d\n%b" % (self._prefix, number, frame))
@@ -75,21 +91,17 @@ class Run:
             if not self._n_readers:
                 self._wait()
 
-    async def _compute(self, scope: Scope, answer: Coroutine[None, None, None], failed: Failed) -> None:
-        record, failure = self.work.record, None
+    async def _compute(self, answer: Coroutine[None, None, None], failed: Failed) -> None:
+        failure: Exception | None = None
         try:
-            with self._runs.observing(record, scope):
-                record.status = 200
+            with self._observed:
                 failure = await self._failure_of(answer)
-                if failure is not None and not self.recording.n_events:
-                    record.note_error(as_api_error(failure))
-                    record.status, record.refused = as_api_error(failure).status, ()  # its reader counts the field
             if failure is not None and self.recording.n_events:
                 failure = await failed(failure)
         finally:
             self._end(failure)
 
-    async def _failure_of(self, answer: Coroutine[None, None, None]) -> Exception | None:
+    async def _failure_of(self, answer: Coroutine[None, None, None]) -> ApiError | None:
         """Return the error of an answer, None if it is complete."""
         try:
             await answer
@@ -97,11 +109,12 @@ class Run:
             self.work.record.outcome = "abort"
             return Unavailable("nobody waited for this answer any more", "stream_ended")
         except Exception as error:
-            return error
+            return as_api_error(error)
         return None
 
     def _end(self, failure: Exception | None) -> None:
         self.recording.end(failure)
+        self.work = LiveRequest(self.work.record)  # what the call held is gone
         if self._patience is None or not self.recording.n_events or not self._is_found:
             self._hide()
             self._runs.recordings.forget(self.recording)
@@ -110,6 +123,8 @@ class Run:
 
     def _wait(self) -> None:
         """Wait for a reader, until the patience is over."""
+        if not self.recording.n_events:  # it is still a part of its request, which has ended
+            self.task.cancel()
         if self._patience is None:
             return
         if self._timer is not None:

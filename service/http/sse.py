@@ -88,39 +88,59 @@ class JsonLines:
         return b" ", KEEP_ALIVE_SECONDS
 
 
-async def while_connected(receive: Receive, expired: asyncio.Future[None], work: Awaitable[T]) -> T:
-    """Return the result of `work`. Raises ClientGone when the client disconnects, Unavailable when `expired` is done.
+class Watch:
+    """The watch over a connection while its request is served.
 
-    Both cancel `work`, which runs in the task of the caller: nothing comes between its end and what follows.
+    The client that leaves (ClientGone), or the end of a drain's time (Unavailable), ends the work once that is allowed.
     """
-    task, failures = asyncio.current_task(), list[Exception]()
-    assert task is not None, "a coroutine runs in a task"
-    before = task.cancelling()
 
-    def end(failure: Exception) -> None:
-        failures.append(failure)
-        if len(failures) == 1:
-            task.cancel()
+    def __init__(self) -> None:
+        self._allowed = False
+        self._cancelled = False
+        self._failure: Exception | None = None
 
-    def leave(done: asyncio.Future[None]) -> None:
-        if not done.cancelled():
-            end(done.exception() or ClientGone())  # type: ignore[arg-type]
+    def allow(self) -> None:
+        """Let the work be ended from now on. Raises the error of an end that has come already."""
+        self._allowed = True
+        if (failure := self._failure) is not None:
+            self._failure = None
+            raise failure
 
-    def expire(done: asyncio.Future[None]) -> None:
-        end(Unavailable("the server is shutting down", "shutting_down"))
+    async def while_connected(self, receive: Receive, expired: asyncio.Future[None], work: Awaitable[T]) -> T:
+        """Return the result of `work`, or cancel it and raise. `expired` is done at the end of a drain's time.
 
-    gone = asyncio.ensure_future(_disconnected(receive))
-    gone.add_done_callback(leave)
-    expired.add_done_callback(expire)
-    try:
-        return await work
-    except asyncio.CancelledError:
-        if failures and task.uncancel() <= before:
-            raise failures[0] from None
-        raise
-    finally:
-        gone.cancel()
-        expired.remove_done_callback(expire)
+        The work runs in the task of the caller: nothing comes between its end and what follows.
+        """
+        task = asyncio.current_task()
+        assert task is not None, "a coroutine runs in a task"
+        before = task.cancelling()
+
+        def end(failure: Exception) -> None:
+            if self._failure is None and not self._cancelled:
+                self._failure, self._cancelled = failure, self._allowed
+                if self._cancelled:
+                    task.cancel()
+
+        def leave(done: asyncio.Future[None]) -> None:
+            if not done.cancelled():
+                end(done.exception() or ClientGone())  # type: ignore[arg-type]
+
+        def expire(done: asyncio.Future[None]) -> None:
+            end(Unavailable("the server is shutting down", "shutting_down"))
+
+        gone = asyncio.ensure_future(_disconnected(receive))
+        gone.add_done_callback(leave)
+        expired.add_done_callback(expire)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if self._cancelled and task.uncancel() <= before and (failure := self._failure) is not None:
+                self._failure = None  # it would hold the frames that hold it
+                raise failure from None
+            raise
+        finally:
+            gone.cancel()
+            expired.remove_done_callback(expire)
 
 
 async def _disconnected(receive: Receive) -> None:

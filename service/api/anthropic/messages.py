@@ -31,10 +31,10 @@ from service.api.anthropic.tools import (
     ToolUse,
     pieces_of,
 )
-from service.api.call import Call
+from service.api.call import Answer, Call
 from service.api.media import Decoded
 from service.api.prompt import Chat, chat_request, of_chat
-from service.api.routes import HELLO, Answer, post
+from service.api.routes import HELLO, post
 from service.errors.dialects import ANTHROPIC
 from service.errors.errors import InvalidRequest
 from service.generation.request import ModelRequest
@@ -269,8 +269,7 @@ async def messages(call: Call, body: MessagesBody) -> Answer:
         return chat_request(draft.chat, served, draft.media, draft.prompt if edits else None)
 
     await call.admitted(body, shape)
-    made = await call.made(of_chat(call, body.chat, edited_request))
-    return await answered(call, made, shape)
+    return await answered(call, of_chat(call, body.chat, edited_request), shape)
 
 
 @post(

@@ -14,12 +14,11 @@ from service.access.record import Policy
 from service.api.answering import answered
 from service.api.audio.answer_types import Transcript
 from service.api.audio.shape import TranscriptShape
-from service.api.call import Call
+from service.api.call import Answer, Call, Written
 from service.api.forms import post_form
 from service.api.lanes import SMALL_BYTES
 from service.api.media import Decoded, expanded, heard, restorable
 from service.api.prompt import Chat, chat_request
-from service.api.routes import Answer
 from service.errors.errors import InvalidRequest
 from service.generation.request import ModelRequest
 from service.generation.served import ServedModel
@@ -114,9 +113,8 @@ async def _answered(call: Call, body: TranscriptionBody | TranslationBody) -> An
     about = {"task": body.task, "language": body.language or None} if body.response_format == "verbose_json" else None
     shape = TranscriptShape(about)
     await call.admitted(body.model_copy(update={"receipt": False}), shape)  # no program could verify a receipt
-    made = await call.made(made_request(call, body, shape))
-    response = await answered(call, made, shape)
-    if response is None or body.response_format != "text":
+    response = await answered(call, made_request(call, body, shape), shape)
+    if isinstance(response, Written) or body.response_format != "text":
         return response
     return PlainTextResponse(orjson.loads(response.body)["text"] + "\n")
 

@@ -8,14 +8,14 @@ from starlette.responses import Response
 
 from service.access.record import Policy
 from service.api.answering import answered
-from service.api.call import Call
+from service.api.call import Answer, Call
 from service.api.ollama.answer_types import ChatAnswer, GeneratedAnswer
 from service.api.ollama.keeping import NamedModel
 from service.api.ollama.messages import IMAGES, OllamaMessage, plain_messages, with_images
 from service.api.ollama.options import AnswerBody
 from service.api.ollama.shape import AnswerShape, GeneratedShape, OllamaChatShape, head
 from service.api.prompt import Chat, chat_request, of_chat
-from service.api.routes import HELLO, Answer, json_response, post
+from service.api.routes import HELLO, json_response, post
 from service.api.text import Text, text_request
 from service.errors.dialects import OLLAMA
 from service.errors.errors import InvalidRequest
@@ -120,9 +120,8 @@ async def _answered(
     body = body.model_copy(update={"model": target.name, "stream": body.stream is not False})
     served = await call.admitted(body, shape)
     body.chosen.check_context(served)
-    made = await call.made(make())
     target.keep()
-    return await answered(call, made, shape)
+    return await answered(call, make(), shape)
 
 
 async def _without_prompt(target: NamedModel, shape: AnswerShape) -> Response:

@@ -12,13 +12,13 @@ from model.chat.reasoning import Effort
 from model.errors import quoted
 from service.access.record import Policy
 from service.api.answering import answered
-from service.api.call import Call
+from service.api.call import Answer, Call
 from service.api.openai.answer_types import ChatCompletion
 from service.api.openai.harmless import HARMLESS_CHAT, NOTICED_CHAT
 from service.api.openai.shape import ChatShape
 from service.api.prompt import Chat, chat_request, of_chat
 from service.api.reasoning import MAX_BUDGET, ReasoningOptions
-from service.api.routes import HELLO, Answer, post
+from service.api.routes import HELLO, post
 from service.errors.errors import InvalidRequest
 from service.model_settings import ReasoningFormat
 from service.schema.conversation import Message, TemplateBody, plain_messages
@@ -243,5 +243,4 @@ async def chat_completions(call: Call, body: ChatBody) -> Answer:
         thoughts=body.include_reasoning is not False,
     )
     await call.admitted(body, shape)
-    made = await call.made(of_chat(call, body.chat, chat_request))
-    return await answered(call, made, shape)
+    return await answered(call, of_chat(call, body.chat, chat_request), shape)

@@ -7,12 +7,12 @@ from pydantic import Field
 
 from service.access.record import Policy
 from service.api.answering import answered
-from service.api.call import Call
+from service.api.call import Answer, Call
 from service.api.openai.answer_types import Completion
 from service.api.openai.chat import alternatives
 from service.api.openai.harmless import HARMLESS_COMPLETION
 from service.api.openai.shape import CompletionShape
-from service.api.routes import Answer, post
+from service.api.routes import post
 from service.api.text import Text, text_request
 from service.errors.errors import InvalidRequest
 from service.schema.fields import MAX_PROMPTS, Prompts, TokenIds, check_prompts, listed, optional
@@ -133,5 +133,4 @@ async def completions(call: Call, body: CompletionBody) -> Answer:
     """
     shape = CompletionShape(body, body.n_logprobs is not None)
     served = await call.admitted(body, shape)
-    made = await call.made(call.on_lane(lambda: text_request(body.text(), served)))
-    return await answered(call, made, shape)
+    return await answered(call, call.on_lane(lambda: text_request(body.text(), served)), shape)

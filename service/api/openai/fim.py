@@ -4,11 +4,11 @@ from pydantic import Field
 
 from service.access.record import Policy
 from service.api.answering import answered
-from service.api.call import Call
+from service.api.call import Answer, Call
 from service.api.openai.answer_types import ChatCompletion
 from service.api.openai.completions import GapBody
 from service.api.openai.shape import ChatShape
-from service.api.routes import Answer, post
+from service.api.routes import post
 from service.api.text import Text, text_request
 from service.schema.fields import limits_of, ranged, synonym
 from service.schema.generation import CHAT_TOKENS
@@ -42,5 +42,4 @@ async def fim_completions(call: Call, body: FimBody) -> Answer:
     """
     shape = ChatShape(body, mistral=True)
     served = await call.admitted(body, shape)
-    made = await call.made(call.on_lane(lambda: text_request(body.text(), served)))
-    return await answered(call, made, shape)
+    return await answered(call, call.on_lane(lambda: text_request(body.text(), served)), shape)

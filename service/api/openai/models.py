@@ -112,6 +112,7 @@ def check_keep_alive(value: object) -> float | None:
 
 def _managed(call: Call, name: str) -> HostedModel:
     """Return the model of this name. Raises Forbidden without the right, InvalidRequest on a server with one model."""
+    call.watch.allow()
     model = call.hosted(name)
     check_right(call.record, "loads_models", "load models")
     if not model.entry.on_demand:

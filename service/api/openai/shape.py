@@ -3,7 +3,7 @@
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import ClassVar, cast
 
 from model.batch import TokenLogprob
@@ -78,20 +78,28 @@ class OpenAIShape(PlainEvents):
     beginning of their id. A whole answer repeats the request's metadata.
     """
 
-    body: GenerationBody
+    body: InitVar[GenerationBody]
     logprobs: bool = False
     model: str = field(init=False)
     tokenizer: Tokenizer = field(init=False)
     fingerprint: str = field(init=False)
     stream: StreamOptions = field(init=False)
+    metadata: Json | None = field(init=False)
+    token_ids: bool = field(init=False)
+    n: int = field(init=False)
+    scores_prompt: bool = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()), init=False)
     unique: str = field(default_factory=lambda: uuid.uuid4().hex, init=False)
     kind: ClassVar[str]
     prefix: ClassVar[str]
 
+    def __post_init__(self, body: GenerationBody) -> None:
+        """Take what the answer needs of the body: with its messages and images it may be large."""
+        self.stream, self.metadata, self.n = body.streaming, body.metadata, body.n_choices
+        self.token_ids, self.scores_prompt = bool(body.return_token_ids), body.prompt_logprobs is True
+
     def begin(self, served: ServedModel, name: str) -> None:
         self.model, self.tokenizer, self.fingerprint = name, served.tokenizer, served.fingerprint
-        self.stream = self.body.streaming
 
     def closing(self, usage: Usage) -> list[Json]:
         return [{**self._head(), "choices": [], "usage": usage_json(usage)}] if self.stream.ends_with_usage else []
@@ -124,8 +132,8 @@ class CompletionShape(OpenAIShape):
     def whole(self, parts: Sequence[Delta], usage: Usage, timings: Timings) -> Completion:
         choices = [self._choice(index, delta) for index, delta in enumerate(parts)]
         answer: Completion = {**self._head(), "choices": choices, "usage": usage_json(usage), "timings": timings}
-        if self.body.metadata is not None:
-            answer["metadata"] = self.body.metadata
+        if self.metadata is not None:
+            answer["metadata"] = self.metadata
         return answer
 
     def _choice(self, index: int, delta: Delta) -> CompletionChoice:
@@ -136,7 +144,7 @@ class CompletionShape(OpenAIShape):
             "finish_reason": delta.finish,
             "stop_reason": delta.stop_reason,
         }
-        if self.body.return_token_ids:
+        if self.token_ids:
             choice["prompt_token_ids"] = delta.prompt_tokens
             choice["token_ids"] = delta.tokens
         if delta.prompt_logprobs is not None:
@@ -196,9 +204,9 @@ class ChatShape(OpenAIShape):
             frames.append(self._chunk(index, {}, None, finish, usage))
             frames[-1]["choices"][0]["stop_reason"] = delta.stop_reason
             self._n_ended += 1
-            if self.mistral and self.stream.include_usage is None and self._n_ended == self.body.n_choices:
+            if self.mistral and self.stream.include_usage is None and self._n_ended == self.n:
                 frames[-1]["usage"] = usage_json(usage)
-        if self.body.return_token_ids:
+        if self.token_ids:
             for frame in frames:
                 frame["choices"][0]["token_ids"] = ()
             frames[0]["choices"][0]["token_ids"] = delta.tokens
@@ -213,14 +221,14 @@ class ChatShape(OpenAIShape):
             "timings": timings,
         }
         scored = parts[0].prompt_logprobs
-        if scored is not None and self.body.prompt_logprobs is True:  # as in Mistral's API
+        if scored is not None and self.scores_prompt:  # as in Mistral's API
             for choice in answer["choices"]:
                 choice["prompt_logprobs"] = {"content": [self._with_top(item) for item in scored]}
         elif scored is not None:
             answer["prompt_logprobs"] = prompt_scores(scored, self.tokenizer)
-        if self.body.metadata is not None:
-            answer["metadata"] = self.body.metadata
-        if self.body.return_token_ids:
+        if self.metadata is not None:
+            answer["metadata"] = self.metadata
+        if self.token_ids:
             answer["prompt_token_ids"] = parts[0].prompt_tokens
         return answer
 
@@ -284,7 +292,7 @@ class ChatShape(OpenAIShape):
             "stop_reason": delta.stop_reason,
             "logprobs": self._scores(delta.scored),
         }
-        if self.body.return_token_ids:
+        if self.token_ids:
             choice["token_ids"] = delta.tokens
         return choice
 

@@ -11,15 +11,15 @@ import orjson
 from starlette.responses import Response
 
 from service.api.answering import stream
-from service.api.call import Call
+from service.api.call import Answer, Call
 from service.api.responses.answer_types import ResponseError
 from service.api.responses.body import ResponsesBody
 from service.api.responses.creation import Creation
 from service.api.responses.history import history_of, stored_input
 from service.api.responses.shape import ResponseShape
-from service.api.resuming import read
+from service.api.resuming import reading
 from service.api.run import Run
-from service.errors.errors import ApiError, Cancelled, StoreFull, Unavailable, as_api_error
+from service.errors.errors import ApiError, Cancelled, StoreFull, Unavailable
 from service.http.sse import Json
 from service.state.store import Store
 from service.state.stored import Owner, Stored, new_id
@@ -31,7 +31,7 @@ END = b"\n\n"
 """The end of each event."""
 
 
-async def in_background(call: Call, body: ResponsesBody) -> Response | None:
+async def in_background(call: Call, body: ResponsesBody) -> Answer:
     """Start to compute a response. Raises every refusal before that, but those of a model that is not loaded yet."""
     id = new_id("resp")
     run = Run(call.state.runs, (call.record.owner, id), None)
@@ -44,8 +44,7 @@ async def in_background(call: Call, body: ResponsesBody) -> Response | None:
         run.task.cancel()
         raise
     if body.stream:
-        await read(call, run, -1)
-        return None
+        return reading(call, run, -1)
     call.record.ignored = work.record.ignored
     return await respond_now(call, run)
 
@@ -90,7 +89,13 @@ class Background(Creation):
             tables.put(self.owner, begun)
             return begun
 
-        self._begun = await self.store.run(put)
+        storing = asyncio.ensure_future(self.store.run(put))
+        try:
+            self._begun = await asyncio.shield(storing)
+        except asyncio.CancelledError:  # its client left before it had the id: nobody else knows it
+            await asyncio.wait([storing])
+            await self.store.run(Tables.delete, self.owner, self.shape.id)
+            raise
         await self.call.sink.write([*map(self.shape.frame, events)])
 
     async def save(self, events: Sequence[Json]) -> None:
@@ -100,9 +105,9 @@ class Background(Creation):
             response["store"] = False
         await self.extend_conversation(response)
 
-    async def failed(self, failure: Exception) -> None:
+    async def failed(self, failure: ApiError) -> None:
         """Store the end of a response that failed, and write its last event."""
-        event = self.shape.failed(None if isinstance(failure, Cancelled) else response_error(as_api_error(failure)))
+        event = self.shape.failed(None if isinstance(failure, Cancelled) else response_error(failure))
         await self._replace([event])
         await self.call.sink.write([self.shape.frame(event)])
 

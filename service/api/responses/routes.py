@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from service.access.record import Policy
 from service.api.answering import answered, computed_response
-from service.api.call import Call
+from service.api.call import Answer, Call
 from service.api.media import Decoded
 from service.api.prompt import Chat, encode_chat, of_chat
 from service.api.responses.answer_types import CountedInput, ResponseAnswer
@@ -16,7 +16,7 @@ from service.api.responses.creation import Creation
 from service.api.responses.history import history_of
 from service.api.responses.truncation import fitted
 from service.api.resuming import refuse_resume
-from service.api.routes import Answer, post
+from service.api.routes import post
 from service.generation.served import ServedModel
 
 
@@ -37,8 +37,7 @@ async def responses(call: Call, body: ResponsesBody) -> Answer:
         return await in_background(call, body)
     creation = Creation(call, body)
     await call.admitted(body, creation.shape)
-    made = await call.made(creation.made())
-    return await answered(call, made, creation.shape, creation.save)
+    return await answered(call, creation.made(), creation.shape, creation.save)
 
 
 @post("/v1/responses/input_tokens", body=TokensBody, request={"input": "Say hello."}, answer=CountedInput)

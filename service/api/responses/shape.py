@@ -3,9 +3,9 @@
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 from model.tokenizers.base import Tokenizer
 from service.api.responses.answer_types import RequestEcho, ResponseAnswer, ResponseError, ResponseState, ResponseUsage
@@ -19,6 +19,7 @@ from service.generation.served import ServedModel
 from service.generation.usage import Timings, Usage
 from service.http.sse import Json, TypedEvents
 from service.schema.fields import Body
+from service.schema.tools import AllowedCalls
 from service.state.stored import new_id
 from service.structured.blocks import AnswerBlock, BlockReader, BlockStep, arguments_of
 from service.structured.call_reader import reader_of
@@ -42,14 +43,19 @@ class ResponseShape(TypedEvents):
     If the request includes log probabilities, the text has those of its tokens, up to the first call.
     """
 
-    body: ResponsesBody
+    body: InitVar[ResponsesBody]
     model: str
-    stored: bool = False
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    stored: InitVar[bool] = False
     tokenizer: Tokenizer | None = None
     blocks: BlockReader = field(default_factory=BlockReader)
     id: str = field(default_factory=lambda: new_id("resp"))
     created: int = field(default_factory=lambda: int(time.time()))
+    echo: RequestEcho = field(init=False)
+    custom: frozenset[str] = field(init=False)
+    namespaces: Mapping[str, tuple[str, str]] = field(init=False)
+    calls: AllowedCalls = field(init=False)
+    scored: bool = field(init=False)
+    _defaulted: Sequence[str] = field(init=False)  # sampling parameters that the request leaves to the model
     _sent: int = 0
     _items: list[Any] = field(default_factory=list)  # the complete ones
     _open: Json = field(default_factory=dict)  # the item being written, in its first state
@@ -58,10 +64,18 @@ class ResponseShape(TypedEvents):
     _n_scored: int = 0
     _n_sent: int = 0  # characters of text
 
+    def __post_init__(self, body: ResponsesBody, stored: bool) -> None:
+        """Take what the answer needs of the body: with its items and images it may be large."""
+        self.echo = request_echo(body, stored=stored)
+        self.custom, self.namespaces = body.custom_names, body.namespaces
+        self.calls, self.scored = body.calls, body.n_logprobs is not None
+        self._defaulted = [name for name in DEFAULTS if getattr(body, name, None) is None]
+
     def begin(self, served: ServedModel, name: str) -> None:
-        body, self.model, self.defaults = self.body, name, served.defaults.sampling
-        self.tokenizer = None if body.n_logprobs is None else served.tokenizer
-        self.blocks = reader_of(served, body.calls, Random(self.id))
+        self.model, defaults = name, served.defaults.sampling
+        self.echo |= cast(RequestEcho, {name: defaults[name] for name in self._defaulted if name in defaults})
+        self.tokenizer = served.tokenizer if self.scored else None
+        self.blocks = reader_of(served, self.calls, Random(self.id))
 
     def queued(self) -> list[Json]:
         """Return the first events of a response in the background. Its opening then has the next one."""
@@ -138,11 +152,11 @@ class ResponseShape(TypedEvents):
             return "reasoning", {"summary": [], "content": [], "encrypted_content": None}
         if block.kind == "text":
             return "message", {"role": "assistant", "content": []}
-        if block.name in self.body.custom_names:  # its text is in JSON, and known at its end
+        if block.name in self.custom:  # its text is in JSON, and known at its end
             return "custom_tool_call", {"call_id": block.id, "name": block.name, "input": ""}
-        if block.name not in self.body.namespaces:
+        if block.name not in self.namespaces:
             return "function_call", {"call_id": block.id, "name": block.name, "arguments": ""}
-        namespace, name = self.body.namespaces[block.name]
+        namespace, name = self.namespaces[block.name]
         return "function_call", {"call_id": block.id, "name": name, "namespace": namespace, "arguments": ""}
 
     def _begin(self, block: AnswerBlock) -> Iterator[Json]:
@@ -192,27 +206,28 @@ class ResponseShape(TypedEvents):
             "model": self.model,
             "output": [*self._items],
             "usage": None if usage is None else usage_json(usage),
-            **request_echo(self.body, self.defaults, stored=self.stored),
+            **self.echo,
         }
 
 
-def request_echo(body: ResponsesBody, defaults: Mapping[str, Any], *, stored: bool) -> RequestEcho:
-    """Return the fields of the request that its answer repeats, with the model's defaults, or else the API's.
+DEFAULTS = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "temperature": 1.0, "top_p": 1.0}
+"""Sampling parameters that an answer repeats, with the values of OpenAI's API where nobody gives others."""
 
-    Unsupported ones have fixed values.
-    """
+
+def request_echo(body: ResponsesBody, *, stored: bool) -> RequestEcho:
+    """Return the fields of the request that its answer repeats. Unsupported ones have fixed values."""
     choice = body.tool_choice or "auto"
     return {
         "background": bool(body.background),
         "conversation": None if body.conversation_id is None else {"id": body.conversation_id},
         "error": None,
-        "frequency_penalty": defaults.get("frequency_penalty", 0.0),
+        "frequency_penalty": DEFAULTS["frequency_penalty"],
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": body.max_tool_calls,
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "presence_penalty": defaults.get("presence_penalty", 0.0),
+        "presence_penalty": DEFAULTS["presence_penalty"],
         "previous_response_id": body.previous_response_id,
         "prompt_cache_key": body.prompt_cache_key,
         "reasoning": {
@@ -228,8 +243,8 @@ def request_echo(body: ResponsesBody, defaults: Mapping[str, Any], *, stored: bo
         "top_logprobs": body.top_logprobs or 0,
         "truncation": body.truncation or "disabled",
         "user": body.user,
-        "temperature": defaults.get("temperature", 1.0) if body.temperature is None else body.temperature,
-        "top_p": defaults.get("top_p", 1.0) if body.top_p is None else body.top_p,
+        "temperature": DEFAULTS["temperature"] if body.temperature is None else body.temperature,
+        "top_p": DEFAULTS["top_p"] if body.top_p is None else body.top_p,
     }
 
 

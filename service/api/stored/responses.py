@@ -9,12 +9,12 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from service.access.record import Policy
-from service.api.call import Call
+from service.api.call import Answer, Call
 from service.api.queries import BOOLEANS, choice, number
 from service.api.responses.answer_types import StoredResponse
 from service.api.responses.background import ended_as, put_ended, respond_now
-from service.api.resuming import read
-from service.api.routes import Answer, get, json_response
+from service.api.resuming import reading
+from service.api.routes import get, json_response
 from service.api.run import Run
 from service.api.stored.events import StoredEvents
 from service.api.stored.lists import INCLUDED, QUERIES, ItemList, included, json_of, listed
@@ -54,10 +54,7 @@ async def retrieve(call: Call) -> Answer:
         raise InvalidRequest("starting_after needs stream true", param="starting_after")
     names = included(call)
     if (running := _running(requested)) is not None:
-        if not streams:
-            return await respond_now(call, running)
-        await read(call, running, after)
-        return None
+        return reading(call, running, after) if streams else await respond_now(call, running)
     if streams:
         await StoredEvents(requested, after).write()
         return None
