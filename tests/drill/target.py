@@ -72,7 +72,7 @@ def _audio(folder: Path) -> tuple[list[str], dict[str, str]]:
 
 
 def _responses(folder: Path) -> tuple[list[str], dict[str, str]]:
-    """It stores responses in a file, and finishes those that ran when it was killed."""
+    """It stores responses in a file."""
     (folder / "disk").mkdir()
     variables = {"NORIA_RESPONSES_STORE": str(folder / "disk/responses.db"), "NORIA_FINISH_AFTER_RESTART": "true"}
     return [*SERVE], variables
