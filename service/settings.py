@@ -229,12 +229,14 @@ class Settings(ModelSettings):
         """Raise OptionError for a wrong socket or prefix, or wrong proxies, names or origins."""
         for name in _split(self.forwarded_allow_ips):
             _check_network(name)
-        if wrong := next((name for name in _split(self.allowed_hosts) if not HOST_NAME.fullmatch(name)), None):
+        wrong = next((name for name in _split(self.allowed_hosts) if not HOST_NAME.fullmatch(name)), None)
+        if wrong is not None:
             raise OptionError(
                 "--allowed-hosts must be names such as noria.example.org, without scheme and port, or *, got "
                 f"{wrong[:80]!r}"
             )
-        if wrong := next((origin for origin in self.cors_origins if not ORIGIN.fullmatch(origin)), None):
+        wrong = next((origin for origin in self.cors_origins if not ORIGIN.fullmatch(origin)), None)
+        if wrong is not None:
             raise OptionError(
                 "--cors-origin must be an origin as browsers send it, such as https://app.example.org, in lower case "
                 f"and without a path, or *, got {wrong[:80]!r}"
