@@ -47,7 +47,7 @@ class Written:
         self._write = write
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Write it in a task of its own: each update would wake all middlewares, which costs a tenth of a token."""
+        """Write it in a task of its own: in that of the request each update would wake all middlewares."""
         await asyncio.create_task(self._write())
 
 
@@ -211,7 +211,7 @@ class Call(LiveRequest):
         If the body says so, the answer is a stream in this shape. Raises InvalidRequest for what the key may not send.
         """
         assert self.record.policy.generates, f"the route of {self.record.path} must declare an operation"
-        self.hosted(body.model)
+        model = self.hosted(body.model)
         self.record.name_user(body.end_user)
         self.record.shares_cache = self.state.settings.cache_isolation == "none"
         self.has_reason = isinstance(body, GenerationBody)
@@ -220,7 +220,7 @@ class Call(LiveRequest):
             self._late = (body.timeout, body.n_prompts, body.n_choices)
         if isinstance(body, StreamBody):
             self._receipt = body.receipt
-            self.hosted(body.model).receipts.check(body.receipt)
+            model.receipts.check(body.receipt)
             if body.stream and shape is not None:
                 self.open(shape)
         self._guards.enter_context(self.state.requests.serving(self))

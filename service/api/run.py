@@ -57,11 +57,12 @@ class Run:
         self._scope, self._begun = scope, begun
         self.task = self._runs.start(self._compute(answer, failed))
 
-    # A run takes the frames of an answer as `EventWriter` does.
     def open(self, framing: Framing) -> None:
+        """Take the framing of the answer."""
         self.framing = framing
 
     async def write(self, frames: Sequence[bytes]) -> None:
+        """Take frames of the answer, as `EventWriter` does."""
         if not self.recording.n_events:
             self._runs.found[self._key] = self
             self.work.record.status = 200
@@ -125,6 +126,7 @@ class Run:
         """Wait for a reader, until the patience is over."""
         if not self.recording.n_events:  # it is still a part of its request, which has ended
             self.task.cancel()
+            return
         if self._patience is None:
             return
         if self._timer is not None:
