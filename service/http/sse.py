@@ -123,7 +123,8 @@ class Watch:
 
         def leave(done: asyncio.Future[None]) -> None:
             if not done.cancelled():
-                end(done.exception() or ClientGone())  # type: ignore[arg-type]
+                done.exception()  # Ray raises one of its own where ASGI sends a message: the client is gone as well
+                end(ClientGone())
 
         def expire(done: asyncio.Future[None]) -> None:
             end(Unavailable("the server is shutting down", "shutting_down"))

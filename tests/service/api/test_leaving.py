@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from service.api.openai.chat import ChatBody
+from service.http.connection.exchange import Exchange
 from service.state.tables import Tables
 from tests.service.api.background import LONG, PATH
 from tests.service.live import USER, Live, idle, running
@@ -91,3 +92,22 @@ def test_a_stream_does_not_hold_the_body_of_its_request() -> None:
                 next(response.iter_lines())
                 gc.collect()
                 assert not [item for item in gc.get_objects() if type(item) is ChatBody]
+
+
+def test_a_server_that_raises_when_a_client_leaves_ends_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray Serve raises an error of its own where ASGI sends `http.disconnect`."""
+    receive = Exchange.receive
+
+    async def raising(exchange: Exchange) -> Any:
+        message = await receive(exchange)
+        if message["type"] == "http.disconnect":
+            raise RuntimeError("cancelled")
+        return message
+
+    monkeypatch.setattr(Exchange, "receive", raising)
+    with running(model="slow") as live:
+        body = {"messages": USER, "max_tokens": 4000, "stream": True}
+        with live.http.stream("POST", CHAT, json=body) as response:
+            next(response.iter_lines())
+        eventually(idle(live), "nothing runs")
+        assert live.metric("noria_requests_total", outcome="abort") == 1
