@@ -34,6 +34,10 @@ IMAGES = ImageFormat(patch_size=2, merge=2, longest_side=64)
 AUDIO = AudioFormat(n_mels=128, chunk_tokens=375, group=4)
 FAULTY = 254
 """A sequence with this token ends with BROKEN_NUMBERS."""
+GARBAGE = (-1, -1, -1)
+"""What a slice with a fault leaves in its pages, and so does one that reads it."""
+WRONG = 32
+"""A token that only a slice which has read garbage samples."""
 BROKEN_ADAPTER = "broken"
 """A file in the directory of an adapter that cannot be read."""
 HURRY = threading.Event()
@@ -173,10 +177,11 @@ class FakeRunner:
         for item in batch.slices:
             if 255 in item.tokens:
                 raise RuntimeError("token 255 breaks the fake model")
-            self._write(item)
+            problem = self._problem(item)
+            self._write(item, sound=(problem is None or problem.fault is None) and self._sees(item, item.start))
         return StepOutput(tuple(self._compute(item) for item in batch.slices))
 
-    def _write(self, item: Slice) -> None:
+    def _write(self, item: Slice, sound: bool) -> None:
         size = self.info.page_size
         for pool, table in enumerate(item.tables):
             for position in range(item.start, item.stop):
@@ -184,12 +189,14 @@ class FakeRunner:
                 assert block >= table.first_block, "a position to write has no page"
                 page = table.pages[block - table.first_block]
                 slots = self._content.setdefault((pool, page), {})
-                slots[position % size] = (position, self._embedded(item, position), item.adapter)
+                content = (position, self._embedded(item, position), item.adapter)
+                slots[position % size] = content if sound else GARBAGE
 
     def _compute(self, item: Slice) -> SliceOutput:
-        self._check_visible(item)
         if (problem := self._problem(item)) is not None:
             return problem
+        if not self._sees(item, item.stop):
+            return SliceOutput((WRONG,) if item.stop == len(item.tokens) else ())
         choice = item.choice + (shade(self.adapters[item.adapter]) if item.adapter else 0)
         scored: tuple[TokenLogprob, ...] = ()
         if item.scores_prompt:
@@ -222,17 +229,20 @@ class FakeRunner:
             return SliceOutput(fault=f"adapter {item.adapter} is not in memory")
         return None
 
-    def _check_visible(self, item: Slice) -> None:
-        """Every position inside the window must be on its page with the right token."""
+    def _sees(self, item: Slice, stop: int) -> bool:
+        """Whether no position before `stop` inside the window is garbage. Each must be on its page, with its token."""
         size = self.info.page_size
         for pool, (spec, table) in enumerate(zip(self.info.pools, item.tables, strict=True)):
             first = 0 if spec.window is None else max(0, item.start - spec.window + 1)
-            for position in range(first, item.stop):
+            for position in range(first, stop):
                 page = table.pages[position // size - table.first_block]
                 found = self._content[pool, page].get(position % size)
+                if found == GARBAGE:
+                    return False
                 assert found == (position, self._wanted(item, position), item.adapter), (
                     f"position {position}: page holds {found}"
                 )
+        return True
 
     def _embedded(self, item: Slice, position: int) -> int:
         """What the network reads at a position: its token."""
@@ -294,9 +304,9 @@ class PipelineRunner(FakeRunner):
         self.in_flight: deque[StepBatch] = deque()
 
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
-        latest = {item.sequence_id: item for flight in self.in_flight for item in flight.slices}
+        latest = {id(item.counts): item for flight in self.in_flight for item in flight.slices}
         for item in batch.slices:
-            before = latest.get(item.sequence_id)
+            before = latest.get(id(item.counts))  # not by its number: it may have been submitted again
             assert before is None or before.stop == item.start, "a chunk does not follow the one in flight"
             assert before is None or item.start < len(before.tokens) - before.n_draft, "a token is not known yet"
         self.in_flight.append(batch)

@@ -133,12 +133,12 @@ class Drive:
         return batch
 
     def _submit_again(self, update: Update) -> None:
-        """Do what the service does with a preempted sequence whose images the engine has no more."""
+        """Do what the service does with a sequence that the engine cannot go on with."""
         assert update == Update(update.id, finish=AGAIN)
-        assert self._requests[update.id].media
         n_scored = sum(len(item.prompt_logprobs) for item in self.updates[update.id])
-        output = [*self.answers[update.id]]
-        self.scheduler.submit(replace(self._requests[update.id], output=output, n_scored=n_scored))
+        request = self._requests[update.id]
+        output, n_scored = [*request.output, *self.answers[update.id]], request.n_scored + n_scored
+        self.scheduler.submit(replace(request, output=output, n_scored=n_scored))
         self.n_again += 1
 
     def land(self) -> StepBatch:
@@ -154,6 +154,8 @@ class Drive:
             self.updates[update.id].append(update)
             if update.finish:
                 self.finished[update.id] = update.finish
+        for update in self.scheduler.take_returned():
+            self._submit_again(update)
         for pool in self.scheduler.pools:
             pool.check()
 
@@ -180,16 +182,19 @@ class Drive:
                 self._check_bound(batch, index, spec.window)
 
     def _check_writers(self, batch: StepBatch, index: int) -> None:
-        """A page that one sequence writes is in no other sequence's table."""
+        """A page has one writer in a step, and only slices that begin behind the page share it."""
         size = self.info.page_size
-        users: dict[int, set[int]] = defaultdict(set)
-        for item in batch.slices:
-            for page in item.tables[index].pages:
-                users[page].add(item.sequence_id)
+        written: dict[int, tuple[int, int]] = {}  # page -> who writes to it, and the position after it
         for item in batch.slices:
             table = item.tables[index]
             for block in range(item.start // size, (item.stop - 1) // size + 1):
-                assert users[table.pages[block - table.first_block]] == {item.sequence_id}
+                page = table.pages[block - table.first_block]
+                assert page not in written
+                written[page] = (item.sequence_id, (block + 1) * size)
+        for item in batch.slices:
+            for page in item.tables[index].pages:
+                writer, end = written.get(page, (item.sequence_id, 0))
+                assert writer == item.sequence_id or item.start >= end
 
     def _check_bound(self, batch: StepBatch, index: int, window: int) -> None:
         for item in batch.slices:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from model.sampling_params import SamplingParams
 from tests.engine.driving import Drive, expected
-from tests.fakes import END, make_info, next_token, parrot
+from tests.fakes import END, FAULTY, make_info, next_token, parrot
 
 
 @dataclass
@@ -19,12 +19,16 @@ class Request:
     cache_salt: str
     aborted_at: int | None
 
+    @property
+    def faulty(self) -> bool:
+        return FAULTY in self.prompt
+
 
 BEGINNING = [1, 1, 2, 3] * 6
 windows = st.sampled_from([None, 1, 2, 3, 5, 9])
 request_fields = {
     "prompt": st.lists(st.integers(1, 3), min_size=1, max_size=30)
-    | st.builds(lambda n, end: [*BEGINNING[:n], end], st.integers(1, 24), st.integers(1, 3)),
+    | st.builds(lambda n, end: [*BEGINNING[:n], end], st.integers(1, 24), st.sampled_from([1, 2, 3, FAULTY])),
     "params": st.builds(
         SamplingParams,
         temperature=st.sampled_from([0.0, 1.0]),
@@ -77,7 +81,9 @@ def play(drive: Drive, requests: list[Request]) -> None:
         answer = expected(request.prompt, request.params, say=drive.say)
         scored = [item.token for update in drive.updates[index] for item in update.prompt_logprobs]
         wanted = [] if request.params.prompt_logprobs is None else request.prompt[1:]
-        if request.aborted_at is None:
+        if request.faulty:
+            assert request.aborted_at is not None or drive.finished[index] == "error"
+        elif request.aborted_at is None:
             assert (drive.answers[index], scored) == (answer, wanted)
         else:
             assert drive.answers[index] == answer[: len(drive.answers[index])]

@@ -70,8 +70,8 @@ def test_chunks_run_ahead_up_to_the_token_that_the_next_one_depends_on(more: dic
 
 
 @pytest.mark.parametrize("n", [2, 5])
-def test_those_with_the_same_prompt_wait_for_its_pages_and_compute_none_of_them_again(n: int) -> None:
-    """Pages of a step in flight have no names yet. The choices wait while the first one computes the prompt."""
+def test_those_with_the_same_prompt_compute_none_of_its_pages_again(n: int) -> None:
+    """The other choices share the pages of the first one while its step is in flight."""
     prompt = list(range(1, 62))
     computed = []
     for info in (make_info(), ahead()):
@@ -83,8 +83,8 @@ def test_those_with_the_same_prompt_wait_for_its_pages_and_compute_none_of_them_
     assert computed[1] <= computed[0]
 
 
-def test_nobody_waits_for_a_page_of_a_sequence_that_has_ended() -> None:
-    """Its step is still in flight, but its pages will have no names."""
+def test_pages_of_a_sequence_that_has_ended_are_shared_while_its_step_is_in_flight() -> None:
+    """The step computes them all the same."""
     drive = Drive(ahead(), max_step_tokens=16)
     prompt = list(range(1, 40))
     drive.submit(1, prompt, LONG)
@@ -92,6 +92,6 @@ def test_nobody_waits_for_a_page_of_a_sequence_that_has_ended() -> None:
     drive.submit(2, prompt, LONG)
     drive.scheduler.abort(1)
     assert drive.scheduler.assume()
-    assert [(item.sequence_id, item.start) for item in drive.launch().slices] == [(2, 0)]
+    assert [(item.sequence_id, item.start) for item in drive.launch().slices] == [(2, 16)]
     drive.run()
     assert drive.answers[2] == expected(prompt, LONG)

@@ -130,21 +130,27 @@ class PagePool:
         self._n_shared += self._holders[page] == 2
         return page
 
-    def name(self, page: int, name: bytes) -> None:
-        """Name a held page by its content, which is final. If another page has that name already, nothing changes."""
-        if name not in self._pages and page not in self._names:
-            self._names[page] = name
-            self._pages[name] = page
+    def name(self, page: int, name: bytes) -> bool:
+        """Name a held page by its content, which is final; returns False if the page or another one has the name."""
+        if name in self._pages or page in self._names:
+            return False
+        self._names[page] = name
+        self._pages[name] = page
+        return True
 
-    def forget(self, name: bytes) -> None:
-        """Take this name from its page, if a page has it. Who holds the page keeps it; a cached page becomes free."""
+    def forget(self, name: bytes) -> int | None:
+        """Take this name from its page, and return the page, if one has it.
+
+        Who holds the page keeps it; a cached page becomes free.
+        """
         page = self._pages.pop(name, None)
         if page is None:
-            return
+            return None
         del self._names[page]
         if page in self._cached:
             del self._cached[page]
             self._free.append(page)
+        return page
 
     def release(self, page: int) -> None:
         """Release one hold. After the last one the page is cached if it has a name, else free."""

@@ -6,7 +6,7 @@ token by token what they hold.
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Container
 from collections.abc import Sequence as Items
 from operator import itemgetter
 from zlib import crc32
@@ -15,7 +15,6 @@ from model.batch import PageCopy
 from service.engine.messages import PrefixMiss
 from service.engine.scheduling.pages import PagePool, Table, page_name, reusable_blocks
 from service.engine.scheduling.sequence import Sequence
-from service.engine.scheduling.step import Step
 
 LARGEST = 32_768
 """Blocks that are remembered at most; twice as many as the largest pool has pages. They take about 16 MB."""
@@ -37,15 +36,15 @@ def reuse(sequence: Sequence, pools: Items[PagePool]) -> int:
     return sequence.computed
 
 
-def copy_part(sequence: Sequence, trail: "Trail") -> list[PageCopy]:
+def copy_part(sequence: Sequence, trail: "Trail", planned: Container[bytes]) -> list[PageCopy]:
     """Let a sequence that may begin continue inside a page, whose first tokens are also those of a page in the cache.
 
     It takes a page in each pool, and the page in the cache must be copied there. The source page may be evicted before
-    the step runs. That is safe: its new owner writes after the copy.
+    the step runs. That is safe: its new owner writes after the copy. Pages with `planned` names are written then, too.
     """
     if not sequence.may_reuse:
         return []
-    n_tokens, name = trail.alike(sequence, sequence.computed // sequence.tables[0].pool.page_size)
+    n_tokens, name = trail.alike(sequence, sequence.computed // sequence.tables[0].pool.page_size, planned)
     if n_tokens < LEAST_COPIED:
         return []
     sequence.computed += n_tokens
@@ -58,35 +57,24 @@ def copy_part(sequence: Sequence, trail: "Trail") -> list[PageCopy]:
     return copies
 
 
-def awaits_page(sequence: Sequence, reused: int, in_flight: Iterable[Step]) -> bool:
-    """Return whether a step in flight computes the page that follows the `reused` tokens.
-
-    Pages get their names when the step is committed. A sequence that did not wait would compute the same tokens again.
-    Nobody waits for a sequence that has ended, of which nothing is computed any more: its pages get no names.
-    """
-    size = sequence.tables[0].pool.page_size
-    block = reused // size
-    if not sequence.may_reuse or block == sequence.n_reusable:
-        return False
-    name = sequence.names(block + 1)[block]
-    parts = [(item, *part) for step in in_flight for item, part in step.parts.items() if item.computed]
-    return any(
-        start // size <= block < min(stop, len(item.tokens)) // size and item.names(block + 1)[block] == name
-        for item, start, stop in parts
-    )
-
-
-def fits(sequence: Sequence, unfinished: Collection[Sequence], n_running: int, chunk: int) -> bool:
-    """Return whether the pages suffice for the sequence, for the work left of `unfinished` ones, and for one more each.
+def promised(n_pools: int, unfinished: Collection[Sequence], n_running: int, chunk: int) -> list[int]:
+    """Return how many pages of each pool the work left of `unfinished` sequences takes, and one more of each.
 
     Of the running sequences these have more than one token to compute. The steps in flight compute at most `chunk`
     tokens of one sequence.
     """
-    for index, table in enumerate(sequence.tables):
-        promised = sum(_pages_needed(item, item.tables[index], chunk) for item in unfinished) + n_running
-        if table.pool.available < _pages_needed(sequence, table, chunk) + promised:
-            return False
-    return True
+    return [
+        n_running + sum(_pages_needed(item, item.tables[index], chunk) for item in unfinished)
+        for index in range(n_pools)
+    ]
+
+
+def fits(sequence: Sequence, kept: Items[int], chunk: int) -> bool:
+    """Return whether the pages suffice for the sequence if so many of each pool are `kept` for others."""
+    return all(
+        table.pool.available >= _pages_needed(sequence, table, chunk) + n
+        for table, n in zip(sequence.tables, kept, strict=True)
+    )
 
 
 def _pages_needed(sequence: Sequence, table: Table, chunk: int) -> int:
@@ -111,12 +99,12 @@ class Trail:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def note(self, sequence: Sequence, blocks: range) -> None:
-        """Remember what is computed of these blocks of a sequence."""
+    def note(self, sequence: Sequence, blocks: range, end: int) -> None:
+        """Remember what is computed of these blocks of a sequence: positions before `end`."""
         memory = self._blocks
         for block in blocks:
             key = (sequence.tenant, sequence.parent(block))
-            tokens = array("i", self._tokens(sequence, block, sequence.computed))
+            tokens = array("i", self._tokens(sequence, block, end))
             known = memory.get(key)
             if known is None:
                 memory[key] = (tokens,)
@@ -131,7 +119,7 @@ class Trail:
         """Remember the last block of a sequence that ends."""
         block = sequence.computed // self._page_size
         if sequence.computed % self._page_size:
-            self.note(sequence, range(block, block + 1))
+            self.note(sequence, range(block, block + 1), sequence.computed)
 
     def miss(self, sequence: Sequence, n_reused: int) -> PrefixMiss | None:
         """Return where the prompt left the cached prefix of `n_reused` blocks; None if no more could be reused."""
@@ -149,17 +137,18 @@ class Trail:
             return PrefixMiss(at, self._gone(sequence.parent(n_reused + 1)))
         return PrefixMiss(at + n_common, "new" if continued or not at + n_common else "diverged")
 
-    def alike(self, sequence: Sequence, block: int) -> tuple[int, bytes]:
+    def alike(self, sequence: Sequence, block: int, planned: Container[bytes] = ()) -> tuple[int, bytes]:
         """Return how many first tokens of this block a page in all pools has at most, and that page's name.
 
         The last known token does not count. A page in which media start is not found: a number stands for them here.
+        Neither is one whose name is `planned`.
         """
         parent = sequence.parent(block)
         tokens = self._tokens(sequence, block, len(sequence.tokens) - 1)
         known = self._blocks.get((sequence.tenant, parent), ())
         for n, other in sorted(((_common(tokens, other), other) for other in known), key=itemgetter(0), reverse=True):
             name = page_name(parent, other)
-            if all(pool.contains(name) for pool in self._pools):
+            if name not in planned and all(pool.contains(name) for pool in self._pools):
                 return n, name
         return 0, b""
 

@@ -17,7 +17,7 @@ sequences that decode, evenly; no sequence samples in two of them.
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain, count
 
@@ -27,7 +27,7 @@ from service.engine.picture import Reason
 from service.engine.prefixes.store import PrefixStore
 from service.engine.scheduling.budget import PromptBudget, StepLimit, prompt_work
 from service.engine.scheduling.media import MediaStore, MediaTable
-from service.engine.scheduling.prefix import Trail, awaits_page, copy_part, fits, reuse
+from service.engine.scheduling.prefix import Trail, copy_part, fits, promised, reuse
 from service.engine.scheduling.prompt_lookup import DraftBudget
 from service.engine.scheduling.queue import AdapterPlaces, Running, WaitingQueue
 from service.engine.scheduling.sequence import Sequence, unimplemented
@@ -190,12 +190,14 @@ class Scheduler:
         self._n_committed += 1
         self._limit.count()
         self._media.land(step.media)
+        faulty = [item for item, result in zip(step.parts, output.slices, strict=True) if result.fault is not None]
+        self._withdraw((step, *self._planned), faulty)
         updates = self._fail_media(output.media_faults)
         generated: Counter[tuple[int, str]] = Counter()  # tokens by priority and tenant
         for (sequence, (start, stop)), result in zip(step.parts.items(), output.slices, strict=True):
             if start < sequence.n_prompt or stop > start + 1:
                 self._totals["prompt_tokens"] += stop - start
-            if sequence.id in self._sequences:  # else it ended while the step was in flight
+            if self._has(sequence):  # else it ended while the step was in flight
                 sequence.last_step = self._n_committed
                 update = self._break(sequence, result) if result.ends else self._advance(sequence, start, stop, result)
                 if update is not None:
@@ -221,22 +223,25 @@ class Scheduler:
             sequence.computed = start
             for table in sequence.tables:
                 table.shrink(start)
+        self._withdraw((step,), dict.fromkeys(step.named.values()))
         self._limit.lower(n_tokens)
         self._media.land(step.media)
         return self._fail_media(media_faults)
 
     def fail_steps(self) -> list[Update]:
         """End the sequences of all planned steps, which were not computed, with an error. The others stay."""
-        encoded = frozenset[int]().union(*(step.encoded for step in self._planned))
+        steps = [*self._planned]
+        encoded = frozenset[int]().union(*(step.encoded for step in steps))
         failed = dict.fromkeys((*self._in_flight(), *self._running.holding(encoded)))
         self._planned.clear()
         for sequence in failed:
             self._forget(sequence)
+        self._withdraw(steps, dict.fromkeys(chain.from_iterable(step.named.values() for step in steps)))
         self._media.fail(encoded)
         return [Update(sequence.id, finish="error") for sequence in failed]
 
     def take_returned(self) -> list[Update]:
-        """Return the ends of sequences preempted since the last call, which the service must submit again."""
+        """Return the ends of the sequences, since the last call, that the service must submit again."""
         returned, self._returned = self._returned, []
         return returned
 
@@ -318,7 +323,25 @@ class Scheduler:
 
     def _in_flight(self) -> dict[Sequence, None]:
         """Return the sequences of the steps in flight that have not ended, in order."""
-        return {item: None for step in self._planned for item in step.parts if item.id in self._sequences}
+        return {item: None for step in self._planned for item in step.parts if self._has(item)}
+
+    def _has(self, sequence: Sequence) -> bool:
+        """Return whether a sequence has not ended. Another one has its id if the service has submitted it again."""
+        return self._sequences.get(sequence.id) is sequence
+
+    def _withdraw(self, steps: Iterable[Step], owners: Iterable[Sequence]) -> None:
+        """Take the names from the pages that these sequences did not compute in these steps.
+
+        The service submits the sequences again that have shared such a page, for their results mean nothing.
+        """
+        doubtful = [*owners]
+        for owner in doubtful:
+            names = [name for step in steps for name in step.take_names(owner)]
+            pages = [{pool.forget(name) for name in names} for pool in self.pools]
+            sharing = [other for other in self._running if other is not owner and other.holds(pages)]
+            for other in sharing:
+                self._return(other)
+            doubtful += sharing
 
     def _extend(self, sequence: Sequence, step: Step) -> None:
         """Add the sequence's next tokens to the step, as many as budget, media and pages allow."""
@@ -332,6 +355,8 @@ class Scheduler:
             limit = self._take_pages(sequence, limit, step)
         if limit:
             step.add(sequence, limit)
+            end = sequence.computed + limit
+            self._trail.note(sequence, sequence.full_blocks(sequence.computed, end), end)
 
     def _take_pages(self, sequence: Sequence, limit: int, step: Step) -> int:
         """Take the pages of up to `limit` tokens; returns for how many. Without any, preempt the youngest sequence."""
@@ -339,6 +364,7 @@ class Scheduler:
             victim = next(reversed(self._running))
             if victim in self._in_flight():
                 return 0  # its step lands first
+            self._withdraw((step,), (victim,))
             step.drop(victim)
             self._preempt(victim)
             if victim is sequence:
@@ -385,11 +411,15 @@ class Scheduler:
         self._adapters.leave(sequence)
         self._queue.add(sequence)
 
+    def _return(self, sequence: Sequence) -> None:
+        """Let the service submit a running sequence again, at its old place."""
+        self._forget(sequence)
+        self._places[sequence.id] = sequence.number
+        self._returned.append(Update(sequence.id, finish=AGAIN))
+
     def _preempt(self, sequence: Sequence) -> None:
         if sequence.media.passed:
-            self._forget(sequence)
-            self._places[sequence.id] = sequence.number
-            self._returned.append(Update(sequence.id, finish=AGAIN))
+            self._return(sequence)
         else:
             self._requeue(sequence)
         self._totals["preemptions"] += 1
@@ -397,14 +427,17 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, step: Step) -> bool:
         """Move a waiting sequence to the running ones if there are pages for its tokens, and none to wait for."""
-        reused = reuse(sequence, self.pools)
-        fitting = fits(sequence, self._running.unfinished, len(self._running), self._max_step_tokens)
-        if self._stored.awaited(sequence) or not fitting or awaits_page(sequence, reused, self._planned):
+        chunk = self._max_step_tokens
+        kept = promised(len(self.pools), self._running.unfinished, len(self._running), chunk)
+        if any(pool.available <= n for pool, n in zip(self.pools, kept, strict=True)):
+            return False  # it needs a page of its own
+        reuse(sequence, self.pools)
+        if self._stored.awaited(sequence) or not fits(sequence, kept, chunk):
             sequence.reset()
             return False
         reads = self._stored.begin(sequence)
         if self._copies_pages and not reads:
-            step.copies += copy_part(sequence, self._trail)
+            step.copies += copy_part(sequence, self._trail, step.named)
         self._queue.remove(sequence)
         self._running[sequence] = None
         self._adapters.enter(sequence)
@@ -431,7 +464,7 @@ class Scheduler:
             n_reused = reused // self.pools[0].page_size
             miss = self._trail.miss(sequence, n_reused)
             sequence.admitted = Admitted(reused, self._clock() - sequence.arrived, from_disk, miss)
-            self._trail.note(sequence, range(n_reused))
+            self._trail.note(sequence, range(n_reused), reused)
             self._queue.charge(sequence.priority, sequence.tenant, prompt=sequence.n_prompt - reused)
             self._totals["queried_tokens"] += sequence.n_prompt
             self._totals["hit_tokens"] += reused
@@ -451,7 +484,7 @@ class Scheduler:
             self._totals["accepted_draft_tokens"] += max(0, len(result.tokens) - 1)
         update, full = sequence.take(start, stop, result)
         if full:
-            self._trail.note(sequence, full)
+            self._trail.note(sequence, full, sequence.computed)
             self._stored.note(sequence, full)
         if start < sequence.n_prompt <= stop:
             self._stored.note_end(sequence, sequence.n_prompt - 1)

@@ -1,6 +1,6 @@
 """One sequence: its tokens and media, how far they are computed, the pages of their keys and values, and its end."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Items
 from operator import add
 
@@ -141,23 +141,37 @@ class Sequence:
         self.assumed = True
         self.length = len(self.tokens) + 1
 
-    def advance(self, start: int, stop: int) -> range | None:
+    def full_blocks(self, start: int, stop: int) -> range:
+        """Return the blocks that positions `start..stop-1` complete, as far as their tokens are known."""
+        return range(start // self._page_size, min(stop, len(self.tokens)) // self._page_size)
+
+    def name_blocks(self, blocks: range) -> list[bytes]:
+        """Name the pages of these blocks; returns the names that no page had."""
+        names = self.names(blocks.stop) if blocks else []
+        return [
+            names[block]
+            for table in self.tables
+            for block in range(max(blocks.start, table.first_block), blocks.stop)
+            if table.pool.name(table.pages[block - table.first_block], names[block])
+        ]
+
+    def holds(self, pages: Items[Collection[int | None]]) -> bool:
+        """Return whether it holds one of these pages, of which each pool has its own."""
+        return any(page in some for some, table in zip(pages, self.tables, strict=True) if some for page in table.pages)
+
+    def advance(self, start: int, stop: int) -> range:
         """Record that `start..stop-1` are computed: name full pages, release what later positions do not need.
 
-        Later positions may be in flight. Returns the blocks that are now full, if there are any.
+        Later positions may be in flight. Returns the blocks that are now full.
         """
-        full_before, full = start // self._page_size, stop // self._page_size
+        full = self.full_blocks(start, stop)
         self.computed = max(self.computed, stop)
-        if full > full_before:
-            names = self.names(full)
-            for table in self.tables:
-                for block in range(max(full_before, table.first_block), full):
-                    table.pool.name(table.pages[block - table.first_block], names[block])
+        self.name_blocks(full)
         for table in self._rolling:
             table.roll(stop)
         if self.media.spans:
             self.media.roll(stop)
-        return range(full_before, full) if full > full_before else None
+        return full
 
     def keep(self) -> None:
         """Name the last page, which is not full, by what is computed of it. It ends: nobody will write to the page."""
@@ -168,10 +182,10 @@ class Sequence:
             for table in self.tables:
                 table.pool.name(table.pages[block - table.first_block], name)
 
-    def take(self, start: int, stop: int, result: SliceOutput) -> tuple[Update | None, range | None]:
+    def take(self, start: int, stop: int, result: SliceOutput) -> tuple[Update | None, range]:
         """Take the result of a step that computed `start..stop-1`.
 
-        Returns the update and the blocks that are now full, if there are any. The last update has `finish`.
+        Returns the update and the blocks that are now full. The last update has `finish`.
         """
         processed = min(stop, self.n_prompt) if self.reports_progress else None
         tokens, finish = self._append(result.tokens)

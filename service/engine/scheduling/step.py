@@ -50,7 +50,8 @@ class Step:
     """A planned step: `parts` has first and end position of each sequence, `drafts` the draft tokens after them.
 
     Prompts with media share `media_budget`, a part of the budget of all. `media` is the work on media, once all is
-    planned. `copies` are the pages to copy before.
+    planned. `copies` are the pages to copy before. `named` are the names that it gives to pages, each with the sequence
+    that computes the page: they count for sequences planned from now on, in this step too.
     """
 
     def __init__(self, budget: int, media_budget: int) -> None:
@@ -60,6 +61,7 @@ class Step:
         self.drafts: dict[Sequence, list[int]] = {}
         self.media = MediaPlan((), (), waits=False)
         self.copies: list[PageCopy] = []
+        self.named: dict[bytes, Sequence] = {}
 
     @property
     def encoded(self) -> frozenset[int]:
@@ -85,13 +87,21 @@ class Step:
         self.media_budget -= n_tokens * sequence.awaits_media
 
     def add(self, sequence: Sequence, n_tokens: int) -> None:
-        self.parts[sequence] = (sequence.computed, sequence.computed + n_tokens)
+        start, stop = self.parts[sequence] = (sequence.computed, sequence.computed + n_tokens)
+        self.named |= dict.fromkeys(sequence.name_blocks(sequence.full_blocks(start, stop)), sequence)
         self.spend(sequence, n_tokens)
 
     def drop(self, sequence: Sequence) -> None:
         if sequence in self.parts:
             start, stop = self.parts.pop(sequence)
             self.spend(sequence, start - stop)
+
+    def take_names(self, sequence: Sequence) -> list[bytes]:
+        """Return the names that a sequence gives, and forget them."""
+        names = [name for name, owner in self.named.items() if owner is sequence]
+        for name in names:
+            del self.named[name]
+        return names
 
     def add_drafts(self, pays: DraftBudget, n_reserved: int) -> None:
         """Add draft tokens that pay, from the budget and the pages that are left.

@@ -47,10 +47,10 @@ class StoredPool(PagePool):
         """Return whether a page is here or on disk."""
         return self.contains(name) or self._store.has(self.index, name)
 
-    def forget(self, name: bytes) -> None:
+    def forget(self, name: bytes) -> int | None:
         self._store.remove(self.index, name)
         self._drop(name)
-        super().forget(name)
+        return super().forget(name)
 
     def unsaved(self) -> Iterator[bytes]:
         """Yield the names of cached pages to save, the latest used first."""

@@ -80,9 +80,9 @@ def test_any_load_goes_on_with_hardly_enough_pages(load: tuple[Drive, list[Reque
         n_scored = len(request.prompt) - 1 if output and request.params.prompt_logprobs is not None else 0
         drive.submit(number, request.prompt, request.params, output=output, n_scored=n_scored)
     drive.run(4000)
-    assert [drive.answers[number] for number in range(len(answers))] == [
-        answer[len(answer) // 2 :] for answer in answers
-    ]
+    sound = [number for number, request in enumerate(requests) if not request.faulty]
+    rest = [answers[number][len(answers[number]) // 2 :] for number in sound]
+    assert [drive.answers[number] for number in sound] == rest
 
 
 @pytest.mark.parametrize("n_scored", [0, 5, 11, 19])
