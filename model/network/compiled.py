@@ -16,7 +16,7 @@ from model.attention.paged import PagedAttention, cells_at
 from model.attention.rope import RopeTables
 from model.batch import Slice
 from model.kernels.cpu import records
-from model.kernels.cpu.packed import PackedExperts, PackedLatent
+from model.kernels.cpu.packed import PackedLatent
 from model.kernels.cpu.records import floats, struct
 from model.network.feed_forward import FeedForward
 from model.network.latent import LatentAttention
@@ -35,11 +35,6 @@ class CompiledNetwork:
         self._block_rows = block_rows
         self.has_head = model.has_head
         self._head = model.output.packed if model.has_head else None
-        parts = [part for block in model.layers for part in _parts(block)]  # type: ignore[arg-type]
-        products = [part for part in parts if not isinstance(part, PackedExperts | PackedLatent)]
-        self._latents = [part for part in parts if isinstance(part, PackedLatent)]
-        self._products = {(part.n_in, part.record.format): part for part in products}.values()
-        self._experts = [part for part in parts if isinstance(part, PackedExperts)]
         self._layers = (struct("layer") * len(model.layers))(
             *(
                 _layer(block, cache.k, pool)  # type: ignore[arg-type]
@@ -100,20 +95,10 @@ class CompiledNetwork:
             n_adapters=len(targets),
             n_embedded_rows=0 if rows is None else len(rows),
             block_rows=self._block_rows,
-            product_bytes=self._scratch_bytes(n_rows, n_samples),
         )
         self._kernels.step(self._network, step)
         self._model.send(x)
         return x, sampled
-
-    def _scratch_bytes(self, n_rows: int, n_samples: int) -> int:
-        """Return the bytes of scratch memory of the widest product."""
-        found = [self._kernels.linear_scratch(part, n_rows) for part in self._products]
-        found += [self._kernels.experts_scratch(part, n_rows) for part in self._experts]
-        found += [self._kernels.latent_scratch(part, n_rows) for part in self._latents]
-        if self._head is not None:
-            found.append(self._kernels.linear_scratch(self._head, min(n_samples, self._block_rows)))
-        return max(found)
 
     def _record(self, pools: PagePools, tables: RopeTables) -> Any:
         model, config = self._model, self._model.config

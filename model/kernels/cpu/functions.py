@@ -11,7 +11,7 @@ from torch import Tensor
 
 from model.kernels.cpu.build import suffix
 from model.kernels.cpu.low_rank import PackedRows
-from model.kernels.cpu.packed import PackedExperts, PackedLatent, PackedWeights, block_format
+from model.kernels.cpu.packed import PackedExperts, PackedWeights, block_format
 from model.kernels.cpu.records import (
     FLOAT_KINDS,
     FORMATS,
@@ -41,8 +41,10 @@ E4M3_UNIT = 2.0**8
 """The kernels read e4m3 as float16, which has another bias: a scale counts as so many times less."""
 _pointer, _integer = ctypes.c_void_p, ctypes.c_int64
 ARGUMENTS = {
-    "linear": (_pointer, _pointer, _integer, _integer, _pointer, ctypes.c_float, _pointer, _integer, _pointer),
-    "linear_scratch": (_pointer, _integer),
+    "linear": (
+        *(_pointer, _pointer, _integer, _integer, _pointer, ctypes.c_float),
+        *(_pointer, _integer, _pointer, _integer),
+    ),
     "plan": (_pointer, _pointer, _integer, _pointer),
     "attention": (_pointer,),
     "sample": (_pointer, _integer, _integer, _pointer, _pointer),
@@ -54,9 +56,7 @@ ARGUMENTS = {
     "pack": (_pointer, _integer, _integer, _pointer, _integer, _pointer, _pointer),
     "pack_superblocks": (_pointer, _integer, _integer, _pointer, _integer),
     "pack_fp4": (_pointer, _integer, _integer, _pointer, _integer, _pointer, _integer),
-    "experts": (_pointer, _pointer, _integer, _pointer, ctypes.c_float, _pointer, _pointer),
-    "experts_scratch": (_pointer, _integer),
-    "latent_scratch": (_pointer, _integer, _integer),
+    "experts": (_pointer, _pointer, _integer, _pointer, ctypes.c_float, _pointer, _pointer, _integer),
     "step": (_pointer, _pointer, _pointer, _integer),
 }
 """Argument types of each kernel. Those that return something return a number."""
@@ -71,6 +71,11 @@ class Kernels:
         for name, function in self._call.items():
             function.argtypes, function.restype = ARGUMENTS[name], _integer
         self._lock, self._scratch = POOL, _bytes(0)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Return the bytes of scratch memory that it has: those of the largest call so far, and a quarter more."""
+        return len(self._scratch)
 
     def quantize(self, weights: PackedWeights, first: int, rows: Tensor) -> None:
         """Store rows [n, n_in] of floats as outputs first.. of `weights`, rounded to bfloat16 or int8.
@@ -164,7 +169,8 @@ class Kernels:
         x_at, norm_at = floats("x", x), _norm(norm, weights.n_in)
         y_at = _target(y, n_rows, weights.n_out)
         with self._lock:
-            self._call["linear"](
+            self._call_with_scratch(
+                "linear",
                 ctypes.byref(weights.record),
                 x_at,
                 n_rows,
@@ -173,7 +179,6 @@ class Kernels:
                 eps,
                 y_at,
                 onto is not None,
-                self._scratch_of(self.linear_scratch(weights, n_rows)),
             )
         return y
 
@@ -219,21 +224,8 @@ class Kernels:
         scale = None if norm is None else _floats(norm[None], block.n_in)[0]
         x_at, norm_at, y_at = floats("x", x), _norm(scale, block.n_in), _target(onto, *x.shape)
         with self._lock:
-            scratch = self._scratch_of(self.experts_scratch(block, len(x)))
-            self._call["experts"](ctypes.byref(block.record), x_at, len(x), norm_at, eps, y_at, scratch)
+            self._call_with_scratch("experts", ctypes.byref(block.record), x_at, len(x), norm_at, eps, y_at)
         return onto
-
-    def linear_scratch(self, weights: PackedWeights, n_rows: int) -> int:
-        """Return the bytes of scratch memory of `linear` for the rows."""
-        return int(self._call["linear_scratch"](ctypes.byref(weights.record), n_rows))
-
-    def experts_scratch(self, block: PackedExperts, n_rows: int) -> int:
-        """Return the bytes of scratch memory of `experts` for the rows."""
-        return int(self._call["experts_scratch"](ctypes.byref(block.record), n_rows))
-
-    def latent_scratch(self, latent: PackedLatent, n_rows: int) -> int:
-        """Return the bytes of scratch memory of the products around latent attention for the rows."""
-        return int(self._call["latent_scratch"](ctypes.byref(latent.record), latent.n_heads, n_rows))
 
     def plan(self, call: Any, spans: Tensor) -> None:
         """Divide the attention of `spans` [S, 5] int64 into tasks, and allocate the memory of these in `call`.
@@ -277,21 +269,18 @@ class Kernels:
         Raises ValueError for a step that does not fit the network, MemoryError without memory for top_k or top_p.
         """
         with self._lock:
-            while (status := self._try_step(network, step)) > 0:  # bytes of scratch memory
-                self._scratch_of(status)
+            status = self._call_with_scratch("step", ctypes.byref(network), ctypes.byref(step))
         if status == NO_MEMORY:
             raise MemoryError("no memory to sample tokens")
         if status:
             raise ValueError(_REFUSALS[status])
 
-    def _try_step(self, network: Any, step: Any) -> int:
-        scratch, n_bytes = self._scratch_of(0), len(self._scratch)
-        return int(self._call["step"](ctypes.byref(network), ctypes.byref(step), scratch, n_bytes))
-
-    def _scratch_of(self, n_bytes: int) -> int:
-        if len(self._scratch) < n_bytes:
-            self._scratch = _bytes(n_bytes + n_bytes // 4)
-        return pointer("scratch", self._scratch, torch.uint8)
+    def _call_with_scratch(self, name: str, *arguments: Any) -> int:
+        """Call a kernel that returns how many bytes of scratch memory it needs, if there are fewer."""
+        call = self._call[name]
+        while (status := int(call(*arguments, pointer("scratch", self._scratch, torch.uint8), len(self._scratch)))) > 0:
+            self._scratch = _bytes(status + status // 4)
+        return status
 
 
 def _bytes(n: int) -> Tensor:

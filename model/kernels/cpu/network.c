@@ -28,7 +28,7 @@ static const ahead_t *look_ahead(ahead_t *a, const layer *l, const layer *next, 
 }
 
 void GLUE(network, VARIANT)(const layer *layers, int64_t n_layers, attention_call *pools, float *x, int64_t n_rows, float eps,
-                            float *gate_up, const latent_rows *rows, const lora_rows *runs, int64_t n_runs, void *scratch) {
+                            float *gate_up, const latent_rows *rows, const lora_rows *runs, int64_t n_runs, arena *scratch) {
     cursor cursors[noria_thread_count()];
     ahead_t memory = {.cursors = cursors};
     const ahead_t *ahead = 0;
@@ -40,12 +40,12 @@ void GLUE(network, VARIANT)(const layer *layers, int64_t n_layers, attention_cal
 #define ADAPTED(target) runs, n_runs, t + target, ahead, scratch
         if (l->latent) GLUE(latent_queries, VARIANT)(l->latent, x, l->attention_norm, eps, a, rows, scratch);
         else GLUE(adapted, VARIANT)(l->wqkv, x, n_rows, NORMED, l->attention_norm, eps, (float *)a->qkv, 0, ADAPTED(WQKV));
-        GLUE(attention, VARIANT)(a);
+        if (scratch->begin) GLUE(attention, VARIANT)(a);
         if (l->latent) GLUE(latent_values, VARIANT)(l->latent, a, rows, scratch);
-        ahead = i + 1 < n_layers ? look_ahead(&memory, l, l + 1, pools) : 0;
+        ahead = scratch->begin && i + 1 < n_layers ? look_ahead(&memory, l, l + 1, pools) : 0;
         GLUE(adapted, VARIANT)(l->wo, l->latent ? rows->values : a->out, n_rows, PLAIN, 0, 0, x, 1, ADAPTED(WO));
         if (l->experts) {
-            GLUE(experts, VARIANT)(l->experts, x, n_rows, l->ffn_norm, eps, x, scratch);
+            GLUE(sparse, VARIANT)(l->experts, x, n_rows, l->ffn_norm, eps, x, scratch);
             continue;
         }
         GLUE(adapted, VARIANT)(l->w13, x, n_rows, NORMED, l->ffn_norm, eps, gate_up, 0, ADAPTED(W13));

@@ -20,16 +20,17 @@ int64_t noria_shared_cache(void);
 /* Whether data from memory should be prefetched to the second level of cache, not to the first. */
 int noria_prefetches_to_second(void);
 
-/* Memory that is handed out piece by piece, up to `end`. `used` may exceed it: then nobody may write there. A build
- * with AddressSanitizer (-DSANITIZED) has a zone behind each piece that nobody may touch until `give_back`. */
+/* Memory of `size` bytes that is handed out piece by piece, as a stack; `most` bytes were in use at once. A dry pass has
+ * no memory, `begin` is 0: the same code runs, touches no piece, and so finds the size that it needs. A build with
+ * AddressSanitizer (-DSANITIZED) has a zone behind each piece that nobody may touch, and ends if the size is exceeded. */
 typedef struct {
     uintptr_t begin;
-    int64_t used;
-    uintptr_t end;
+    int64_t size, used, most;
 } arena;
 
 #ifdef SANITIZED
 #include <sanitizer/asan_interface.h>
+#include <stdlib.h>
 enum { RED_ZONE = 64 };
 #else
 enum { RED_ZONE = 0 };
@@ -37,15 +38,25 @@ enum { RED_ZONE = 0 };
 #define ASAN_UNPOISON_MEMORY_REGION(begin, n) ((void)0)
 #endif
 
-/* Memory whose caller has reserved enough. */
-static inline arena enough(void *memory) { return (arena){(uintptr_t)memory, 0, UINTPTR_MAX}; }
-
 static inline void *take(arena *a, int64_t n_bytes) {
     uintptr_t piece = a->begin + (uintptr_t)a->used;
     a->used += (n_bytes + 63) / 64 * 64 + RED_ZONE;
-    if (a->begin && a->begin + (uintptr_t)a->used <= a->end)
+    if (a->used > a->most) a->most = a->used;
+#ifdef SANITIZED
+    if (a->begin && a->used > a->size) abort();
+#endif
+    if (a->begin)
         ASAN_POISON_MEMORY_REGION((void *)(piece + (uintptr_t)n_bytes), a->begin + (uintptr_t)a->used - piece - (uintptr_t)n_bytes);
     return (void *)piece;
 }
 
-static inline void give_back(const arena *a) { ASAN_UNPOISON_MEMORY_REGION((void *)a->begin, (uintptr_t)a->used); }
+/* Gives back all pieces but those within the first `used` bytes. */
+static inline void give_back(arena *a, int64_t used) {
+    if (a->begin) ASAN_UNPOISON_MEMORY_REGION((void *)(a->begin + (uintptr_t)used), (uintptr_t)(a->used - used));
+    a->used = used;
+}
+
+/* Runs the tasks, but not in a dry pass. */
+static inline void in_parallel(const arena *a, task_fn run, void *context, int n) {
+    if (a->begin) noria_parallel(run, context, n);
+}

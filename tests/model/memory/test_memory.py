@@ -101,10 +101,12 @@ def test_the_step_of_sparse_layers_is_not_underestimated() -> None:
     with torch.device("meta"):
         model = Transformer(SPARSE, "int8")
     weights.load(model, shard_of(SPARSE), "half", random_tensors(SPARSE), torch.float32, CPU, lambda _: None)
-    block, kernels = model.layers[1].feed_forward, native.kernels()
-    assert kernels is not None
+    block = model.layers[1].feed_forward
+    norm = torch.ones(SPARSE.dim)
     for n in (64, 512):
-        scratch = kernels.experts_scratch(block.packed, n)
+        kernels = native.variant(native.needed().variant)  # it has no scratch memory yet
+        kernels.experts(block.packed, torch.zeros(n, SPARSE.dim), norm=norm, eps=1e-5, onto=torch.zeros(n, SPARSE.dim))
+        scratch = kernels.scratch_bytes * 4 // 5
         sizes = PoolSizes(SPARSE, page_size=4, head_bytes=32, max_step_tokens=n, max_sequences=8)
         logits = min(n, memory.LOGIT_VALUES // SPARSE.vocab_size) * SPARSE.vocab_size * 4 * memory.LOGIT_COPIES
         assert scratch <= sizes.step_bytes(4) - logits

@@ -57,7 +57,7 @@ static int64_t cut(const task_t *tasks, int64_t n, task_t *pieces, join_t *joins
 int64_t EXPORT(plan)(attention_call *c, const span_t *spans, int64_t n, void *memory) {
     const tasks_t count = place_tasks(c, spans, n, 0);
     const int cuts = !c->n_keys && count.n * c->n_kv_heads < ENOUGH;
-    arena a = enough(memory);
+    arena a = {(uintptr_t)memory, INT64_MAX};
     c->part_queries = cuts && count.pieces > count.n ? count.most_rows * (c->n_heads / c->n_kv_heads) : 0;
     task_t *tasks = take(&a, count.n * (int64_t)sizeof(task_t));
     task_t *pieces = cuts ? take(&a, count.pieces * (int64_t)sizeof(task_t)) : tasks;

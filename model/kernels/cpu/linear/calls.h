@@ -32,9 +32,8 @@ typedef struct {
     int32_t *zero;
 } call;
 
-/* Computes n products whose weights have one format and one n_in. All threads share the work of all products.
- * `scratch` is that of `linear` for the sum of their rows. */
-void GLUE(multiply, VARIANT)(call *calls, int n, void *scratch);
+/* Computes n products whose weights have one format and one n_in. All threads share the work of all products. */
+void GLUE(multiply, VARIANT)(call *calls, int n, arena *scratch);
 
 /* The place of unit `i` of the `n` units of a row's activations. AMX has them as tiles [rows/16][n][16 rows], where the
  * last rows may be fewer than 16: rows 4096 bytes apart would share a set of the cache. */

@@ -14,7 +14,6 @@ FIELDS(experts_t, F(gate), F(w13), F(w2), F(shared_w13), F(shared_w2), F(n_exper
 #undef F
 
 enum { GATES = 8 };
-enum { A_CHANNEL = 4 };                   /* bytes of an activation at most, in all layouts: experts may have several */
 enum { A_PRODUCT = 5 * (64 + RED_ZONE) }; /* bytes at most that the arrays of a product lose between them */
 
 /* The memory of one call. Pair i is choice i % n_used of token i / n_used. In the order of experts it is pair
@@ -29,8 +28,6 @@ typedef struct {
     int32_t *begins; /* [n_experts + 1]: the first pair of each expert */
     call *calls;
     float *gate_up, *shared_gate_up, *out; /* [pairs, 2 hidden_dim], [n_rows, 2 of the shared], [pairs, dim] */
-    void *rest;
-    arena memory;
 } block;
 
 /* An expert that is here: all have its sizes. */
@@ -40,28 +37,23 @@ INLINE int64_t some_expert(const experts_t *e) {
     return i;
 }
 
-/* Divides scratch memory among the arrays; `rest` is the scratch of products. Returns all bytes. */
-static int64_t divide(block *b, void *scratch) {
+/* Takes the arrays from scratch memory. */
+static void take_arrays(block *b, arena *scratch) {
     const experts_t *e = b->e;
     const weights *w13 = e->w13[some_expert(e)];
     int64_t n = b->n_rows, pairs = n * e->n_used, gate_up = w13->n_out, dim = w13->n_in;
     int64_t shared = e->shared_w13 ? e->shared_w13->n_out : 0;
-    arena a = enough(scratch);
     b->dim = (int)dim;
-    b->logits = take(&a, n * e->n_experts * 4);
-    b->shares = take(&a, pairs * 4);
-    b->chosen = take(&a, pairs * 4);
-    b->places = take(&a, pairs * 4);
-    b->rows = take(&a, pairs * 4);
-    b->begins = take(&a, (e->n_experts + 1) * 4);
-    b->calls = take(&a, e->n_experts * (int64_t)sizeof(call));
-    b->gate_up = take(&a, pairs * gate_up * 4);
-    b->shared_gate_up = take(&a, n * shared * 4);
-    b->out = take(&a, pairs * dim * 4);
-    int64_t widest = most_of(pairs * (most_of(dim, gate_up / 2) + 63), n * (most_of(dim, shared / 2) + 63));
-    b->rest = take(&a, widest * A_CHANNEL + (e->n_experts + 1) * A_PRODUCT);
-    b->memory = a;
-    return a.used;
+    b->logits = take(scratch, n * e->n_experts * 4);
+    b->shares = take(scratch, pairs * 4);
+    b->chosen = take(scratch, pairs * 4);
+    b->places = take(scratch, pairs * 4);
+    b->rows = take(scratch, pairs * 4);
+    b->begins = take(scratch, (e->n_experts + 1) * 4);
+    b->calls = take(scratch, e->n_experts * (int64_t)sizeof(call));
+    b->gate_up = take(scratch, pairs * gate_up * 4);
+    b->shared_gate_up = take(scratch, n * shared * 4);
+    b->out = take(scratch, pairs * dim * 4);
 }
 
 /* A number that can be compared: NaN is the least. */
@@ -158,15 +150,26 @@ static void add_some(void *context, int task, int thread) {
     }
 }
 
+/* What the products of the experts need at most: all tokens may have the one with the widest activations, and the arrays
+ * of each may lose some bytes. */
+static void multiply_none(const block *b, const weights *const *w, arena *scratch) {
+    const int64_t used = scratch->used;
+    take(scratch, b->e->n_experts * A_PRODUCT);
+    for (int i = 0; i < b->e->n_experts; i++)
+        if (w[i]) GLUE(multiply, VARIANT)(&(call){.w = w[i], .n_rows = b->n_rows * (int)b->e->n_used}, 1, scratch);
+    give_back(scratch, used);
+}
+
 /* The products of all experts here that have tokens: w13 over x, or w2 over what w13 gave. */
-static void multiply_all(const block *b, const weights *const *w, int kind) {
+static void multiply_all(const block *b, const weights *const *w, int kind, arena *scratch) {
     int n = 0;
+    if (!scratch->begin) return multiply_none(b, w, scratch);
     for (int i = 0; i < b->e->n_experts; i++) {
         int64_t first = b->begins[i];
         int n_rows = b->begins[i + 1] - b->begins[i];
         if (!n_rows || !w[i]) continue;
         if (n && b->calls->w->format != w[i]->format) { /* as in a file of which some experts are in other blocks */
-            GLUE(multiply, VARIANT)(b->calls, n, b->rest);
+            GLUE(multiply, VARIANT)(b->calls, n, scratch);
             n = 0;
         }
         call *c = b->calls + n++;
@@ -179,27 +182,35 @@ static void multiply_all(const block *b, const weights *const *w, int kind) {
             c->y = b->gate_up + first * w[i]->n_out;
         }
     }
-    if (n) GLUE(multiply, VARIANT)(b->calls, n, b->rest);
+    if (n) GLUE(multiply, VARIANT)(b->calls, n, scratch);
 }
 
-int64_t EXPORT(experts_scratch)(const experts_t *e, int64_t n_rows) {
-    block b = {.e = e, .n_rows = (int)n_rows};
-    return divide(&b, 0);
-}
-
-void EXPORT(experts)(const experts_t *e, const float *x, int64_t n_rows, const float *norm, float eps, float *y,
-                     void *scratch) {
+void GLUE(sparse, VARIANT)(const experts_t *e, const float *x, int64_t n_rows, const float *norm, float eps, float *y,
+                           arena *scratch) {
+    const int64_t used = scratch->used;
     block b = {.e = e, .x = x, .norm = norm, .eps = eps, .y = y, .n_rows = (int)n_rows};
     int kind = norm ? NORMED : PLAIN, row_tasks = ROW_TASKS(b.n_rows);
     if (!n_rows) return;
-    divide(&b, scratch);
-    noria_parallel(score_some, &b, row_tasks * gate_tasks(&b));
-    noria_parallel(choose_some, &b, row_tasks);
-    sort(&b);
-    multiply_all(&b, e->w13, kind);
-    if (e->shared_w13) GLUE(linear, VARIANT)(e->shared_w13, x, n_rows, kind, norm, eps, b.shared_gate_up, 0, b.rest);
-    multiply_all(&b, e->w2, GATED);
-    noria_parallel(add_some, &b, row_tasks); /* from here on x may have changed */
-    if (e->shared_w2) GLUE(linear, VARIANT)(e->shared_w2, b.shared_gate_up, n_rows, GATED, 0, 0, y, 1, b.rest);
-    give_back(&b.memory);
+    take_arrays(&b, scratch);
+    in_parallel(scratch, score_some, &b, row_tasks * gate_tasks(&b));
+    in_parallel(scratch, choose_some, &b, row_tasks);
+    if (scratch->begin) sort(&b);
+    multiply_all(&b, e->w13, kind, scratch);
+    if (e->shared_w13)
+        GLUE(adapted, VARIANT)(e->shared_w13, x, n_rows, kind, norm, eps, b.shared_gate_up, 0, 0, 0, 0, 0, scratch);
+    multiply_all(&b, e->w2, GATED, scratch);
+    in_parallel(scratch, add_some, &b, row_tasks); /* from here on x may have changed */
+    if (e->shared_w2)
+        GLUE(adapted, VARIANT)(e->shared_w2, b.shared_gate_up, n_rows, GATED, 0, 0, y, 1, 0, 0, 0, 0, scratch);
+    give_back(scratch, used);
+}
+
+int64_t EXPORT(experts)(const experts_t *e, const float *x, int64_t n_rows, const float *norm, float eps, float *y,
+                        void *memory, int64_t n_bytes) {
+    arena dry = {0};
+    GLUE(sparse, VARIANT)(e, x, n_rows, norm, eps, y, &dry);
+    if (dry.most > n_bytes) return dry.most;
+    arena scratch = {(uintptr_t)memory, dry.most};
+    GLUE(sparse, VARIANT)(e, x, n_rows, norm, eps, y, &scratch);
+    return 0;
 }

@@ -13,9 +13,10 @@ typedef struct {
     float routed_scale;
 } experts_t;
 
-/* Bytes of scratch memory for n_rows rows. */
-int64_t EXPORT(experts_scratch)(const experts_t *e, int64_t n_rows);
-
 /* y [n_rows, dim] += the block over RMSNorm(x) (scale `norm`), or over x itself without `norm`. y may be x. */
-void EXPORT(experts)(const experts_t *e, const float *x, int64_t n_rows, const float *norm, float eps, float *y,
-                     void *scratch);
+void GLUE(sparse, VARIANT)(const experts_t *e, const float *x, int64_t n_rows, const float *norm, float eps, float *y,
+                           arena *scratch);
+
+/* The same; returns what `linear` does. */
+int64_t EXPORT(experts)(const experts_t *e, const float *x, int64_t n_rows, const float *norm, float eps, float *y,
+                        void *memory, int64_t n_bytes);

@@ -83,10 +83,13 @@ static void take_activations(call *c, arena *a) {
     }
 }
 
-static void prepare(call *c) {
-    const int format = (int)c->w->format;
-    c->group = QUADS(format) * 4;
+static void measure(call *c) {
+    c->group = QUADS(c->w->format) * 4;
     c->n_groups = (int)((c->w->n_in + c->group - 1) / c->group);
+}
+
+static void divide(call *c) {
+    const int format = (int)c->w->format;
     c->n_blocks = (int)((c->w->n_out + BLOCK - 1) / BLOCK);
     if (!c->x_stride) c->x_stride = c->w->n_in * (c->kind == GATED ? 2 : 1);
     if (!c->y_stride) c->y_stride = c->w->n_out;
@@ -95,40 +98,41 @@ static void prepare(call *c) {
     c->n_grains = (c->n_blocks + c->grain - 1) / c->grain;
 }
 
-int64_t EXPORT(linear_scratch)(const weights *w, int64_t n_rows) {
-    call c = {.w = w, .n_rows = (int)n_rows};
-    arena a = {0};
-    prepare(&c);
-    take_activations(&c, &a);
-    return a.used;
-}
-
-void GLUE(multiply, VARIANT)(call *calls, int n, void *scratch) {
+void GLUE(multiply, VARIANT)(call *calls, int n, arena *scratch) {
+    const int64_t used = scratch->used;
     int row_tasks = 0, tasks = 0;
-    arena a = enough(scratch);
     for (call *c = calls; c < calls + n; c++) {
-        prepare(c);
-        take_activations(c, &a);
+        measure(c);
+        take_activations(c, scratch);
+        if (!scratch->begin) continue;
+        divide(c);
         row_tasks += ROW_TASKS(c->n_rows);
         tasks += TASKS(c);
     }
-    noria_parallel(prepare_some, &calls, shrink_tasks(calls) + row_tasks);
-    noria_parallel(products, &calls, tasks);
-    expand_all(calls);
-    give_back(&a);
+    if (scratch->begin) {
+        noria_parallel(prepare_some, &calls, shrink_tasks(calls) + row_tasks);
+        noria_parallel(products, &calls, tasks);
+        expand_all(calls);
+    }
+    give_back(scratch, used);
 }
 
 void GLUE(adapted, VARIANT)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps,
                             float *y, int64_t add, const lora_rows *runs, int64_t n_runs, int64_t target, const ahead_t *ahead,
-                            void *scratch) {
+                            arena *scratch) {
     call c = {.w = w, .x = x, .norm = norm, .y = y, .eps = eps, .kind = (int)kind, .add = (int)add, .n_rows = (int)n_rows,
               .runs = runs, .n_runs = (int)n_runs, .target = target, .ahead = ahead};
     GLUE(multiply, VARIANT)(&c, 1, scratch);
 }
 
-void EXPORT(linear)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps, float *y,
-                    int64_t add, void *scratch) {
-    GLUE(adapted, VARIANT)(w, x, n_rows, kind, norm, eps, y, add, 0, 0, 0, 0, scratch);
+int64_t EXPORT(linear)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps, float *y,
+                       int64_t add, void *memory, int64_t n_bytes) {
+    arena dry = {0};
+    GLUE(adapted, VARIANT)(w, x, n_rows, kind, norm, eps, y, add, 0, 0, 0, 0, &dry);
+    if (dry.most > n_bytes) return dry.most;
+    arena scratch = {(uintptr_t)memory, dry.most};
+    GLUE(adapted, VARIANT)(w, x, n_rows, kind, norm, eps, y, add, 0, 0, 0, 0, &scratch);
+    return 0;
 }
 
 void EXPORT(adapt)(const float *x, int64_t n_in, int64_t kind, const float *norm, float eps, float *y, int64_t n_rows,

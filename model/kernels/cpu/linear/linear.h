@@ -1,6 +1,7 @@
 /* What callers of linear.c must know. */
 #pragma once
 #include "linear/ahead.h"
+#include "pool.h"
 
 /* Layouts of weights, see linear.c. In Q layouts a group of 32 channels has a scale (and a minimum) for each output. */
 enum { INT8, Q8, Q8_MIN, Q4, Q4_MIN, BF16, Q4_K, NVFP4, MXFP4 };
@@ -39,16 +40,15 @@ typedef struct {
 } lora_rows;
 
 /* y [n_rows, n_out] = or += W f(x), f by kind: x [n_rows, n_in] itself, its RMSNorm (scale `norm`), or
- * silu(gate) * up of x [n_rows, 2 n_in]. `scratch` has the bytes that `linear_scratch` returns. */
-void EXPORT(linear)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps, float *y,
-                    int64_t add, void *scratch);
-
-int64_t EXPORT(linear_scratch)(const weights *w, int64_t n_rows);
+ * silu(gate) * up of x [n_rows, 2 n_in]. Returns 0; or the bytes of scratch memory that it needs, if there are fewer:
+ * then it has done nothing. */
+int64_t EXPORT(linear)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps, float *y,
+                       int64_t add, void *memory, int64_t n_bytes);
 
 /* The same, and the rows of `runs` get entry `target` of their adapter. Tiles prefetch the pages of `ahead`, if any. */
 void GLUE(adapted, VARIANT)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps,
                             float *y, int64_t add, const lora_rows *runs, int64_t n_runs, int64_t target, const ahead_t *ahead,
-                            void *scratch);
+                            arena *scratch);
 
 /* Adds what `adapted` does: y [n_rows, n_out] += B A f(x) for the rows of `runs`, with the same bits. */
 void EXPORT(adapt)(const float *x, int64_t n_in, int64_t kind, const float *norm, float eps, float *y, int64_t n_rows,

@@ -9,21 +9,11 @@ FIELDS(latent_t, F(q_a_norm), F(kv_a_norm), F(wq_a), F(wq_b), F(wkv_a), F(absorb
 
 /* The products of all heads. A row of x has x_row floats, the heads side by side; in y they are y_head floats apart. */
 static void multiply_heads(call *calls, const weights *const *w, const attention_call *a, const float *x, int64_t x_row, float *y,
-                           int64_t y_head, int64_t y_row, void *scratch) {
+                           int64_t y_head, int64_t y_row, arena *scratch) {
     for (int64_t h = 0; h < a->n_heads; h++)
         calls[h] = (call){.w = w[h], .x = x + h * (x_row / a->n_heads), .x_stride = x_row, .y = y + h * y_head, .y_stride = y_row,
                           .kind = PLAIN, .n_rows = (int)a->n_rows};
     GLUE(multiply, VARIANT)(calls, (int)a->n_heads, scratch);
-}
-
-int64_t EXPORT(latent_scratch)(const latent_t *l, int64_t n_heads, int64_t n_rows) {
-    const weights *single[] = {l->wkv_a, l->wq_b, l->wq_a}, *of_heads[] = {l->absorb[0], l->values[0]};
-    int64_t most = 0;
-    for (int i = 0; i < 2; i++)
-        most = most_of(most, n_heads * (GLUE(linear_scratch, VARIANT)(of_heads[i], n_rows) + 64)); /* 64: alignment */
-    for (int i = 0; i < 3; i++)
-        if (single[i]) most = most_of(most, GLUE(linear_scratch, VARIANT)(single[i], n_rows));
-    return most;
 }
 
 typedef struct {
@@ -55,22 +45,20 @@ static void place_some(void *context, int task, int thread) {
 }
 
 void GLUE(latent_queries, VARIANT)(const latent_t *l, const float *x, const float *norm, float eps, const attention_call *a,
-                                   const latent_rows *rows, void *scratch) {
+                                   const latent_rows *rows, arena *scratch) {
     const int64_t n = a->n_rows, q = l->wq_b->n_out;
     call calls[a->n_heads];
-    GLUE(linear, VARIANT)(l->wkv_a, x, n, NORMED, norm, eps, rows->kv, 0, scratch);
-    if (l->wq_a) {
-        GLUE(linear, VARIANT)(l->wq_a, x, n, NORMED, norm, eps, rows->q_a, 0, scratch);
-        GLUE(linear, VARIANT)(l->wq_b, rows->q_a, n, NORMED, l->q_a_norm, eps, rows->q, 0, scratch);
-    } else {
-        GLUE(linear, VARIANT)(l->wq_b, x, n, NORMED, norm, eps, rows->q, 0, scratch);
-    }
+#define PRODUCT(w, x, norm, y) GLUE(adapted, VARIANT)(w, x, n, NORMED, norm, eps, y, 0, 0, 0, 0, 0, scratch)
+    PRODUCT(l->wkv_a, x, norm, rows->kv);
+    if (l->wq_a) PRODUCT(l->wq_a, x, norm, rows->q_a);
+    PRODUCT(l->wq_b, l->wq_a ? rows->q_a : x, l->wq_a ? l->q_a_norm : norm, rows->q);
+#undef PRODUCT
     multiply_heads(calls, l->absorb, a, rows->q, q, (float *)a->qkv, a->head_dim, row_floats(a), scratch);
     placing p = {l, a, rows, eps};
-    noria_parallel(place_some, &p, ROW_TASKS((int)n));
+    in_parallel(scratch, place_some, &p, ROW_TASKS((int)n));
 }
 
-void GLUE(latent_values, VARIANT)(const latent_t *l, const attention_call *a, const latent_rows *rows, void *scratch) {
+void GLUE(latent_values, VARIANT)(const latent_t *l, const attention_call *a, const latent_rows *rows, arena *scratch) {
     const int64_t width = l->values[0]->n_out;
     call calls[a->n_heads];
     multiply_heads(calls, l->values, a, a->out, a->n_heads * a->latent, rows->values, width, a->n_heads * width, scratch);

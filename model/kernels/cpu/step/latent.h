@@ -18,12 +18,9 @@ typedef struct {
 
 INLINE int64_t rank_of(const latent_t *l) { return l->wq_a ? l->wq_a->n_out : 0; }
 
-/* Bytes of scratch memory for n_rows rows. */
-int64_t EXPORT(latent_scratch)(const latent_t *l, int64_t n_heads, int64_t n_rows);
-
 /* Makes `qkv` of the attention: queries in the channels of latents, then the key. */
 void GLUE(latent_queries, VARIANT)(const latent_t *l, const float *x, const float *norm, float eps, const attention_call *a,
-                                   const latent_rows *rows, void *scratch);
+                                   const latent_rows *rows, arena *scratch);
 
 /* Makes the values [n_rows, n_heads * width] of what the attention gave. */
-void GLUE(latent_values, VARIANT)(const latent_t *l, const attention_call *a, const latent_rows *rows, void *scratch);
+void GLUE(latent_values, VARIANT)(const latent_t *l, const attention_call *a, const latent_rows *rows, arena *scratch);

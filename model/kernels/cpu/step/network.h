@@ -22,4 +22,4 @@ enum { WQKV, WO, W13, W2, TARGETS };
  * `rows` are memory for latent attention, `runs` are the rows with adapters; a layer with experts has none for w13 and
  * w2. */
 void GLUE(network, VARIANT)(const layer *layers, int64_t n_layers, attention_call *pools, float *x, int64_t n_rows, float eps,
-                            float *gate_up, const latent_rows *rows, const lora_rows *runs, int64_t n_runs, void *scratch);
+                            float *gate_up, const latent_rows *rows, const lora_rows *runs, int64_t n_runs, arena *scratch);

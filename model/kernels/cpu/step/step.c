@@ -14,7 +14,7 @@ FIELDS(network_t, F(embeddings), F(layers), F(pools), F(norm), F(head), F(n_laye
 #undef F
 #define F(name) FIELD(step_t, name)
 FIELDS(step_t, F(slices), F(tokens), F(pages), F(sampling), F(adapters), F(embedded_rows), F(embedded), F(x), F(sampled), F(n_slices),
-         F(n_adapters), F(n_embedded_rows), F(block_rows), F(product_bytes));
+         F(n_adapters), F(n_embedded_rows), F(block_rows));
 #undef F
 
 CONSTANTS(refusals, {"NO_PAGE", NO_PAGE}, {"OUTSIDE", OUTSIDE}, {"NO_MEMORY", NO_MEMORY});
@@ -23,13 +23,14 @@ enum { ROWS_A_LOOKUP = 32 };
 
 static float *take_floats(arena *a, int64_t n) { return take(a, n * 4); }
 
-/* A step in one pool: its attention and the memory of that. */
+/* A step in one pool: its attention, the memory of that, and the bytes of its `tasks`. */
 typedef struct {
     attention_call call;
     span_t *spans;
     int64_t *slots;
     float *rotations, *q_factors;
     void *tasks;
+    int64_t task_bytes;
 } pool_work;
 
 /* A step and its memory. `n_samples` of its rows are followed by a token to sample. `runs` have up to one entry for
@@ -42,24 +43,30 @@ typedef struct {
     int64_t *positions;
     float *qkv, *out, *gate_up, *states, *logits;
     latent_rows latent;
-    void *product;
     lora_rows *runs;
     int64_t *adapted;
     float *u;
 } work;
 
-static void take_pool(const work *w, int64_t p, arena *a) {
+/* Places the spans of a pool, and counts the bytes of its tasks. */
+static void begin_pool(const work *w, int64_t p, span_t *spans) {
     const network_t *m = w->m;
     pool_work *pool = w->pools + p;
     pool->call = (attention_call){
         .n_rows = w->n_rows, .n_heads = m->n_heads, .n_kv_heads = m->n_kv_heads, .head_dim = m->head_dim,
         .latent = m->latent, .window = m->pools[p].window, .kind = m->kind,
     };
-    place_spans(m, w->s, p, pool->spans);
+    place_spans(m, w->s, p, spans);
+    pool->spans = spans;
+    pool->task_bytes = GLUE(plan, VARIANT)(&pool->call, spans, w->s->n_slices, 0);
+}
+
+static void take_pool(const work *w, int64_t p, arena *a) {
+    pool_work *pool = w->pools + p;
     pool->slots = take(a, w->n_rows * 8);
-    pool->rotations = take_floats(a, w->n_rows * (m->head_dim - m->latent));
-    pool->q_factors = m->pools[p].q_factors ? take_floats(a, w->n_rows) : 0;
-    pool->tasks = take(a, GLUE(plan, VARIANT)(&pool->call, pool->spans, w->s->n_slices, 0));
+    pool->rotations = take_floats(a, w->n_rows * (w->m->head_dim - w->m->latent));
+    pool->q_factors = w->m->pools[p].q_factors ? take_floats(a, w->n_rows) : 0;
+    pool->tasks = take(a, pool->task_bytes);
 }
 
 /* Memory for latent attention, which all layers have or none. */
@@ -71,28 +78,22 @@ static void take_latent(work *w, arena *a) {
                               take_floats(a, w->n_rows * w->m->n_heads * l->values[0]->n_out)};
 }
 
-/* Divides n_bytes of scratch memory. Returns the bytes that it should have, or as many as are needed to count more. */
-static int64_t take_all(work *w, void *scratch, int64_t n_bytes) {
+static void take_all(work *w, arena *a) {
     const network_t *m = w->m;
-    arena a = {(uintptr_t)scratch, 0, (uintptr_t)scratch + (uintptr_t)n_bytes};
-    for (int64_t p = 0; p < m->n_pools; p++) w->pools[p].spans = take(&a, w->s->n_slices * (int64_t)sizeof(span_t));
-    if (a.used > n_bytes) return a.used;
     int64_t samples = w->s->sampling ? w->n_samples : 0, rank = 0;
-    w->positions = take(&a, w->n_rows * 8);
+    w->positions = take(a, w->n_rows * 8);
     const attention_call sizes = {.n_heads = m->n_heads, .n_kv_heads = m->n_kv_heads, .head_dim = m->head_dim, .latent = m->latent};
-    w->qkv = take_floats(&a, w->n_rows * row_floats(&sizes));
-    w->out = take_floats(&a, w->n_rows * m->n_heads * value_dim(&sizes));
-    take_latent(w, &a);
-    w->gate_up = take_floats(&a, w->n_rows * 2 * m->hidden_dim);
-    w->states = take_floats(&a, samples * m->dim);
-    w->logits = samples ? take_floats(&a, least_of(samples, w->s->block_rows) * m->head->n_out) : 0;
-    w->product = take(&a, w->s->product_bytes);
+    w->qkv = take_floats(a, w->n_rows * row_floats(&sizes));
+    w->out = take_floats(a, w->n_rows * m->n_heads * value_dim(&sizes));
+    take_latent(w, a);
+    w->gate_up = take_floats(a, w->n_rows * 2 * m->hidden_dim);
+    w->states = take_floats(a, samples * m->dim);
+    w->logits = samples ? take_floats(a, least_of(samples, w->s->block_rows) * m->head->n_out) : 0;
     for (int64_t i = 0; i < w->s->n_adapters; i++) rank = w->s->adapters[i].rank > rank ? w->s->adapters[i].rank : rank;
-    w->runs = take(&a, w->s->n_adapters * (int64_t)sizeof(lora_rows));
-    w->adapted = take(&a, w->s->n_adapters ? w->n_rows * 8 : 0);
-    w->u = take_floats(&a, w->n_rows * rank);
-    for (int64_t p = 0; p < m->n_pools; p++) take_pool(w, p, &a);
-    return a.used;
+    w->runs = take(a, w->s->n_adapters * (int64_t)sizeof(lora_rows));
+    w->adapted = take(a, w->s->n_adapters ? w->n_rows * 8 : 0);
+    w->u = take_floats(a, w->n_rows * rank);
+    for (int64_t p = 0; p < m->n_pools; p++) take_pool(w, p, a);
 }
 
 /* Completes the arguments of the attention in pool p, whose pages are `pages`. Returns the number of these pages. */
@@ -181,41 +182,55 @@ static void gather(const work *w) {
     }
 }
 
-static int sample_all(const work *w) {
+static int sample_all(const work *w, arena *scratch) {
     const network_t *m = w->m;
-    gather(w);
+    if (scratch->begin) gather(w);
     for (int64_t first = 0, n; first < w->n_samples; first += n) {
         n = least_of(w->s->block_rows, w->n_samples - first);
-        int64_t n_runs = make_runs(w, 1, first, n);
+        int64_t n_runs = scratch->begin ? make_runs(w, 1, first, n) : 0;
         GLUE(adapted, VARIANT)(m->head, w->states + first * m->dim, n, NORMED, m->norm, m->eps, w->logits, 0, w->runs, n_runs,
-                               m->n_layers * TARGETS, 0, w->product);
-        if (GLUE(sample, VARIANT)(w->logits, n, m->head->n_out, w->s->sampling + first, w->s->sampled + first)) return NO_MEMORY;
+                               m->n_layers * TARGETS, 0, scratch);
+        if (scratch->begin && GLUE(sample, VARIANT)(w->logits, n, m->head->n_out, w->s->sampling + first, w->s->sampled + first)) return NO_MEMORY;
     }
     return DONE;
 }
 
-/* Computes a step. Returns DONE or the reason why not; or the bytes of scratch memory that it needs, if there are
- * fewer: then it has done nothing. */
-int64_t EXPORT(step)(const network_t *m, const step_t *s, void *scratch, int64_t n_bytes) {
-    pool_work pools[m->n_pools];
+/* Places the rows of a step and looks up what belongs to them. Returns the number of runs. */
+static int64_t place_all(const work *w) {
+    const int64_t *pages = w->s->pages;
+    place_positions(w->m, w->s, w->positions);
+    for (int64_t p = 0; p < w->m->n_pools; p++) pages += place(w, p, pages);
+    noria_parallel(look_up_some, (void *)w, (int)((w->n_rows + ROWS_A_LOOKUP - 1) / ROWS_A_LOOKUP));
+    place_images(w->m, w->s);
+    return make_runs(w, 0, 0, w->n_rows);
+}
+
+static int compute(work *w, arena *scratch) {
+    const network_t *m = w->m;
     attention_call calls[m->n_pools];
+    take_all(w, scratch);
+    const int64_t n_runs = scratch->begin ? place_all(w) : 0;
+    for (int64_t p = 0; p < m->n_pools; p++) calls[p] = w->pools[p].call;
+    GLUE(network, VARIANT)(m->layers, m->n_layers, calls, w->s->x, w->n_rows, m->eps, w->gate_up, &w->latent, w->runs, n_runs,
+                           scratch);
+    return w->s->sampling ? sample_all(w, scratch) : DONE;
+}
+
+/* Computes a step. Returns DONE or the reason why not; or the bytes of scratch memory that it needs, or more of them, if
+ * there are fewer: then it has done nothing. */
+int64_t EXPORT(step)(const network_t *m, const step_t *s, void *memory, int64_t n_bytes) {
+    pool_work pools[m->n_pools];
     work w = {.m = m, .s = s, .pools = pools};
+    arena dry = {0}, scratch = {(uintptr_t)memory, n_bytes};
+    const int64_t span_bytes = s->n_slices * (int64_t)sizeof(span_t);
     int problem = count(m, s, &w.n_rows, &w.n_samples);
     if (problem) return problem;
-    int64_t needed = take_all(&w, scratch, n_bytes);
-    if (needed > n_bytes) return needed;
-    const int64_t *pages = s->pages;
-    place_positions(m, s, w.positions);
-    for (int64_t p = 0; p < m->n_pools; p++) {
-        pages += place(&w, p, pages);
-        calls[p] = pools[p].call;
-    }
-    noria_parallel(look_up_some, &w, (int)((w.n_rows + ROWS_A_LOOKUP - 1) / ROWS_A_LOOKUP));
-    place_images(m, s);
-    int64_t n_runs = make_runs(&w, 0, 0, w.n_rows);
-    GLUE(network, VARIANT)(m->layers, m->n_layers, calls, s->x, w.n_rows, m->eps, w.gate_up, &w.latent, w.runs, n_runs,
-                           w.product);
-    problem = s->sampling ? sample_all(&w) : DONE;
-    give_back(&(arena){(uintptr_t)scratch, n_bytes, 0});
-    return problem;
+    for (int64_t p = 0; p < m->n_pools; p++) take(&dry, span_bytes);
+    if (dry.most > n_bytes) return dry.most; /* the dry pass reads spans */
+    for (int64_t p = 0; p < m->n_pools; p++) begin_pool(&w, p, take(&scratch, span_bytes));
+    compute(&w, &dry);
+    scratch.size = dry.most;
+    if (dry.most <= n_bytes) problem = compute(&w, &scratch);
+    give_back(&scratch, 0);
+    return dry.most <= n_bytes ? problem : dry.most;
 }

@@ -43,7 +43,7 @@ typedef struct {
     const float *embedded;
     float *x;         /* hidden states [rows, dim] after the last layer */
     int64_t *sampled; /* tokens, as `sample` gives them */
-    int64_t n_slices, n_adapters, n_embedded_rows, block_rows, product_bytes; /* the scratch of the widest product */
+    int64_t n_slices, n_adapters, n_embedded_rows, block_rows;
 } step_t;
 
 /* What `step` returns if it did nothing: a slice has no page; a token, position, adapter or row of an image does not
