@@ -20,9 +20,10 @@ from model.network.feed_forward import FeedForward
 def route(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return experts [T, k] and their weights [T, k] float32: softmax over the k greatest of logits [T, n_experts].
 
-    Softmax over all experts, renormalised over the k greatest, gives the same weights.
+    Of equal logits the first is chosen, as in the compiled kernels. Softmax over all experts, renormalised over the k
+    greatest, gives the same weights.
     """
-    chosen, experts = logits.topk(k, dim=-1)
+    chosen, experts = (part[..., :k] for part in logits.sort(dim=-1, descending=True, stable=True))
     return experts, chosen.float().softmax(dim=-1)
 
 

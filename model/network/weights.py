@@ -78,6 +78,8 @@ def load(
     n_places = len(missing)
     for name, tensor in tensors:
         place, part = missing.pop(name, None), shard.part(name)
+        if place is None and part is not None and name in shapes:
+            raise ModelError(f"the checkpoint has the tensor {name!r} twice")
         if place is None or part is None:
             raise ModelError(f"the checkpoint has a tensor {name!r} that a {shard.whole.family} model has no place for")
         if tuple(tensor.shape) != shapes[name]:

@@ -21,7 +21,7 @@ SOURCES = (
     *("step/latent.c", "linear/pack.c", "linear/experts.c"),
 )
 INCLUDE = f"-I{HERE}"
-FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wno-psabi")
+FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fwrapv", "-Wall", "-Wno-psabi")
 _AVX2 = "-mavx2 -mfma -mf16c -mbmi2"
 _AVX512 = f"{_AVX2} -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mprefer-vector-width=512"
 VARIANTS = {

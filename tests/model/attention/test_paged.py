@@ -9,8 +9,10 @@ from torch import Tensor
 
 from model.attention.paged import PagedAttention
 from model.kernels.cpu import native
+from model.kernels.cpu.records import struct
 from model.linear.schemes import CACHE_FORMATS
 from model.machine.device import name_of
+from model.machine.host import choose_threads
 from tests.model.attention.attending import CPU, forget, random_heads
 from tests.model.attention.attending import attend as attend_in_chunks
 from tests.model.attention.dense import dense
@@ -30,6 +32,22 @@ def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
         return x.to(dtype).double()
     scale = x.double().abs().amax(-1, keepdim=True) / 127
     return (x.double() / scale).round() * scale
+
+
+@pytest.mark.skipif(not native.available(), reason="needs the compiled library")
+@pytest.mark.parametrize(("n_threads", "n_pieces"), [(2, 1), (64, 1), (65, 4)])
+def test_long_tasks_are_cut_where_there_are_fewer_than_threads(n_threads: int, n_pieces: int) -> None:
+    """8 sequences of 8 key heads that decode: 64 tasks of 64 pages."""
+    kernels, n = native.needed(), 8
+    spans = torch.tensor([[row, 1, 2047, 0, 64 * row] for row in range(n)])
+    call = struct("attention_call")(n_rows=n, n_heads=32, n_kv_heads=8, head_dim=64)
+    before = native.use_threads(n_threads)
+    try:
+        kernels.plan(call, spans)
+    finally:
+        native.use_threads(choose_threads())
+    assert before == n_threads
+    assert call.n_tasks == n * n_pieces
 
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.int8: 4e-2}

@@ -58,6 +58,7 @@ def test_equal_logits_choose_the_first() -> None:
     plan = routing.assign(torch.zeros(1, 4), 2, 8)
     assert owners(plan, 8) == {0: 0, 1: 1}
     assert plan.shares.tolist() == [[0.5, 0.5]]
+    assert route(torch.zeros(3, 200), 4)[0].tolist() == [[0, 1, 2, 3]] * 3
 
 
 @pytest.mark.parametrize(

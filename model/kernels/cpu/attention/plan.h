@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 /* ROWS, MAX_QUERIES: rows and queries of a task at most. After SPLIT pages a task starts new sums. Long tasks are cut
- * there if there are fewer tasks than ENOUGH: every thread then has work. */
+ * there if there are fewer tasks than ENOUGH or threads: every thread then has work. */
 enum { ROWS = 16, MAX_QUERIES = 64, SPLIT = 16, ENOUGH = 64 };
 
 /* The number of tasks, of the pieces into which they can be cut, and of the rows of the largest. */
@@ -56,7 +56,7 @@ static int64_t cut(const task_t *tasks, int64_t n, task_t *pieces, join_t *joins
 
 int64_t EXPORT(plan)(attention_call *c, const span_t *spans, int64_t n, void *memory) {
     const tasks_t count = place_tasks(c, spans, n, 0);
-    const int cuts = !c->n_keys && count.n * c->n_kv_heads < ENOUGH;
+    const int cuts = !c->n_keys && count.n * c->n_kv_heads < most_of(ENOUGH, noria_thread_count());
     arena a = {(uintptr_t)memory, INT64_MAX};
     c->part_queries = cuts && count.pieces > count.n ? count.most_rows * (c->n_heads / c->n_kv_heads) : 0;
     task_t *tasks = take(&a, count.n * (int64_t)sizeof(task_t));
