@@ -19,12 +19,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from benchmarks.gpu.shapes import SMALL_4
-from model.audio_config import AudioConfig
 from model.checkpoint.configs.latent import KEYS
 from model.checkpoint.configs.native import EXPERT_GROUPS, EXPERTS
 from model.checkpoint.open import Checkpoint
-from model.config import ModelConfig, QueryTemperature
-from model.latent_config import LatentConfig
+from model.config.audio import AudioConfig
+from model.config.latent import LatentConfig
+from model.config.model import ModelConfig, QueryTemperature
 from model.network import weights
 from model.network.lora import Lora, LowRank, LowRankPart
 from model.sharding.shard import shard_of

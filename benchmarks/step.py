@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from benchmarks import engine, machine, random_weights
 from benchmarks.gpu.shapes import SMALL_4
 from model.checkpoint.resolve import EMBEDDED
-from model.config import ModelConfig
+from model.config.model import ModelConfig
 from model.kernels.cpu import native
 from model.linear.base import Projection
 from model.loading import load_from

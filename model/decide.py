@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from model.checkpoint.quantized.config import OwnBits
-from model.config import VALUE_BYTES, ModelConfig
+from model.config.cache_formats import CacheFormat, cache_format
+from model.config.model import VALUE_BYTES, ModelConfig
 from model.errors import OptionError
 from model.kernels.cpu.build import fingerprint, library
 from model.linear import schemes
-from model.linear.schemes import CacheFormat, Scheme, cache_format, of_encoder
+from model.linear.schemes import Scheme, of_encoder
 from model.machine.host import KERNELS
 from model.machine.processor import native_formats
 from model.options import RunnerOptions

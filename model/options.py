@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, TypeVar
 
-from model.config import VALUE_BYTES
+from model.config.cache_formats import KV_DTYPES
+from model.config.model import VALUE_BYTES
 from model.errors import OptionError
-from model.linear.schemes import KV_DTYPES, QUANTIZE_NAMES
+from model.linear.schemes import QUANTIZE_NAMES
 from model.sharding.layout import Layout
 
 T = TypeVar("T")

@@ -16,11 +16,11 @@ from model.attention.rope import RopeRows
 from model.attention.sdpa import SdpaAttention
 from model.batch import PageTable, Slice, StepBatch
 from model.checkpoint.gguf.blocks import quantize8
-from model.config import ModelConfig
+from model.config.latent import Heads
+from model.config.model import ModelConfig
 from model.errors import OptionError, one_line
 from model.kernels import cuda
 from model.kernels.cpu.functions import Kernels
-from model.latent_config import Heads
 from model.linear.base import RMSNorm
 from model.linear.compiled import Compiled
 from model.linear.floats import Floats, WeightsOnly

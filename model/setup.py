@@ -8,7 +8,7 @@ import torch
 from model import attention, selftest
 from model.attention.base import Attention
 from model.checkpoint.open import Checkpoint
-from model.config import ModelConfig
+from model.config.model import ModelConfig
 from model.decide import Abilities, Decision, decide
 from model.errors import OptionError
 from model.kernels.cpu import native

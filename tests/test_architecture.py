@@ -14,8 +14,8 @@ from pathlib import Path
 from tests.uninstalled import uninstalled
 
 ROOT = Path(__file__).parents[1]
-ENGINE_MAY_USE = {"model.batch", "model.sampling_params", "model.token_counts", "model.config", "model.errors"}
-ENGINE_MAY_USE |= {"model.media", "model.ranges", "model.version", "model.vision_config", "model.latent_config"}
+ENGINE_MAY_USE = {"model.batch", "model.sampling_params", "model.token_counts", "model.config.model", "model.errors"}
+ENGINE_MAY_USE |= {"model.media", "model.ranges", "model.version", "model.config.vision", "model.config.latent"}
 ENGINE_MAY_USE |= {"service.logs"}  # the format of the log, standard library only
 ENGINE_MAY_USE |= {f"model.machine.{name}" for name in ("child", "frames", "owners", "records")}
 MODEL_MAY_NEED = {"torch", "numpy", "safetensors", "sentencepiece", "tokenizers"}
@@ -27,8 +27,7 @@ DECODING = {ROOT / f"model/{room}/{name}.py": DECODERS[room] for room in DECODER
 
 
 MODEL_ROOMS = """
-    errors; version; sampling_params; media; token_counts; batch; ranges; vision_config; audio_config; latent_config
-    config; sharding
+    errors; version; sampling_params; media; token_counts; batch; ranges; config; sharding
     machine; images, audio; kernels; checkpoint; linear; attention
     options; decide; memory
     tokenizers; chat; grammar

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.gpu import engine
 from benchmarks.gpu.shapes import Shapes
-from model.config import ModelConfig
+from model.config.model import ModelConfig
 from model.step.runner import ModelRunner
 
 Measured = dict[str, Any]

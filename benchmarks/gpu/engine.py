@@ -17,7 +17,7 @@ from benchmarks.gpu.shapes import Shapes
 from benchmarks.random_weights import checkpoint
 from model.batch import StepBatch, StepOutput
 from model.checkpoint.files import Progress
-from model.config import ModelConfig
+from model.config.model import ModelConfig
 from model.loading import load_from
 from model.media import MediaWork
 from model.options import RunnerOptions

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from model.config import ModelConfig
-from model.latent_config import LatentConfig
+from model.config.latent import LatentConfig
+from model.config.model import ModelConfig
+from model.config.vision import VisionConfig
 from model.linear.schemes import choose
-from model.vision_config import VisionConfig
 
 HEAD_BYTES = 2
 """Bytes of a weight of the head, and of a key or value: both are in bfloat16 in every scheme."""

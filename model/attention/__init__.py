@@ -9,10 +9,10 @@ from model.attention.base import Attention
 from model.attention.paged import PagedAttention
 from model.attention.sdpa import SdpaAttention
 from model.attention.triton import TritonAttention
+from model.config.cache_formats import CACHE_FORMATS
+from model.config.latent import Heads
 from model.errors import OptionError
 from model.kernels.cpu.functions import Kernels
-from model.latent_config import Heads
-from model.linear.schemes import CACHE_FORMATS
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from model.attention.cache import LayerCache, layer_cache
 from model.attention.inputs import PoolInputs
 from model.attention.rope import RopeRows, rotate
-from model.latent_config import Heads
+from model.config.latent import Heads
 
 
 class HeadsOfLatents(Protocol):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from model.batch import PageCopy, PoolSpec
-from model.config import ModelConfig
+from model.config.model import ModelConfig
 from model.machine.transfers import Fetch
 
 

@@ -15,11 +15,11 @@ from model.attention.base import Attention
 from model.attention.cache import LayerCache, layer_cache
 from model.attention.inputs import PoolInputs
 from model.attention.rope import RopeRows
+from model.config.cache_formats import CACHE_FORMATS
+from model.config.latent import Heads
 from model.errors import OptionError
 from model.kernels.cpu import records
 from model.kernels.cpu.functions import Kernels
-from model.latent_config import Heads
-from model.linear.schemes import CACHE_FORMATS
 from model.machine.device import name_of
 
 

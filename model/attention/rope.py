@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from model.config import ModelConfig, QueryTemperature, Rope, RopeScaling
+from model.config.model import ModelConfig, QueryTemperature, Rope, RopeScaling
 
 
 class RopeRows(NamedTuple):

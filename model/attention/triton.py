@@ -34,10 +34,10 @@ from model.attention.tiles import (
     tiles_of,
 )
 from model.batch import PAGE_SIZE, SHORT
+from model.config.latent import Heads
 from model.errors import OptionError
 from model.kernels import cuda as kernels
 from model.kernels.cuda.attention import ITEM
-from model.latent_config import Heads
 
 MAX_WIDTH, MAX_GROUP, MAX_LATENT, MAX_TURNING = 256, 64, 512, 64
 """Kernels of greater groups would keep kilobytes of their sums in memory, on every GPU. Latents divide theirs."""

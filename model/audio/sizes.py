@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from model.audio_config import POSITIONS, STRIDE
+from model.config.audio import POSITIONS, STRIDE
 
 RATE = 16_000
 """Samples a second that the encoder takes."""

@@ -21,15 +21,15 @@ from model.checkpoint.configs.fields import (
 )
 from model.checkpoint.configs.latent import check_head_dim, read_latent
 from model.checkpoint.configs.native import read_params
+from model.checkpoint.configs.rope import RopeConfig, read_rope
 from model.checkpoint.configs.vision import OUTER_DEFAULTS as IMAGES
 from model.checkpoint.configs.vision import read_vision
 from model.checkpoint.files import layout, read_json
 from model.checkpoint.gguf.open import GgufModel, open_gguf
 from model.checkpoint.model_files import is_gguf
-from model.checkpoint.rope_config import RopeConfig, read_rope
-from model.config import ModelConfig
+from model.config.latent import LatentConfig
+from model.config.model import ModelConfig
 from model.errors import ModelError, one_line, short
-from model.latent_config import LatentConfig
 
 FILE = "config.json"
 

@@ -20,7 +20,7 @@ from model.checkpoint.names import canonical_name
 from model.checkpoint.quantized.config import OwnBits, WeightKind, read_quantization
 from model.checkpoint.quantized.parts import own_bits, quantized_part, stored_weights
 from model.checkpoint.quantized.weights import matrices
-from model.config import ModelConfig
+from model.config.model import ModelConfig
 from model.errors import ModelError, one_line, short
 
 

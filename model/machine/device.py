@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from model.config import VALUE_BYTES
+from model.config.model import VALUE_BYTES
 from model.errors import OptionError, one_line
 from model.machine import gpu, processor
 from model.machine.host import free_memory

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from model.audio_config import AudioConfig
-from model.config import ModelConfig
+from model.config.audio import AudioConfig
+from model.config.model import ModelConfig
+from model.config.vision import VisionConfig
 from model.errors import MemoryLack, OptionError, size
 from model.media import AudioFormat, ImageFormat
 from model.options import IMAGE_CACHE, LEAST_IMAGES, RunnerOptions
-from model.vision_config import VisionConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from model.checkpoint.gguf.open import open_gguf
 from model.checkpoint.model_files import is_gguf
 from model.checkpoint.quantized.config import OwnBits, WeightKind, read_quantization
 from model.checkpoint.quantized.parts import own_bits, stored_weights
-from model.config import VALUE_BYTES, ModelConfig
+from model.config.model import VALUE_BYTES, ModelConfig
 from model.decide import Decision, decide, encoder_bytes, planned
 from model.linear import schemes
 from model.memory import sizes as memory

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from model.config.cache_formats import KV_DTYPES
 from model.errors import NoriaError
-from model.linear.schemes import KV_DTYPES, QUANTIZE_NAMES
+from model.linear.schemes import QUANTIZE_NAMES
 from model.memory.plan import MemoryPlan, make_plan
 from model.memory.sizes import size
 from model.options import CPU_SHARE, GPU_UTILIZATION, RunnerOptions

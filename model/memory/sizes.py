@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 from model.batch import GRAPH_ROWS, SHORT, PoolSpec, max_pages
 from model.checkpoint.quantized.config import Fp4, OwnBits
-from model.config import VALUE_BYTES, ModelConfig
+from model.config.cache_formats import cache_format
+from model.config.model import VALUE_BYTES, ModelConfig
 from model.decide import stored_bits
 from model.errors import MemoryLack, OptionError, size
-from model.linear.schemes import SCHEMES, Scheme, cache_format
+from model.linear.schemes import SCHEMES, Scheme
 from model.options import CPU_SHARE, GPU_UTILIZATION, RunnerOptions
 from model.sharding.shard import Shard
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from model.checkpoint.adapters.open import open_adapter
 from model.checkpoint.adapters.pairs import AdapterFile, Pair
-from model.config import ModelConfig
+from model.config.model import ModelConfig
 from model.errors import ModelError, size
 from model.kernels.cpu.records import TARGETS
 from model.machine.device import free_bytes, name_of

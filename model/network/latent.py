@@ -15,10 +15,10 @@ from model.attention.base import Attention
 from model.attention.cache import LayerCache
 from model.attention.rope import RopeRows
 from model.checkpoint.matrices import Matrix, parts
-from model.config import ModelConfig
+from model.config.latent import LatentConfig
+from model.config.model import ModelConfig
 from model.kernels.cpu import native
 from model.kernels.cpu.packed import PackedLatent, PackedWeights, bfloat16
-from model.latent_config import LatentConfig
 from model.linear.base import RMSNorm
 from model.linear.schemes import SCHEMES
 from model.linear.selection import make_linear

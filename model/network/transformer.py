@@ -12,7 +12,7 @@ from model.attention.base import Attention
 from model.attention.cache import LayerCache, PagePools
 from model.attention.inputs import PackedInputs
 from model.attention.rope import RopeRows, RopeTables
-from model.config import ModelConfig
+from model.config.model import ModelConfig
 from model.kernels.cpu.functions import Kernels
 from model.linear.base import RMSNorm
 from model.linear.schemes import SCHEMES, of_encoder

@@ -7,15 +7,16 @@ import torch
 from torch import Tensor, nn
 
 from model.attention.rope import internal_order, rope_last
-from model.audio_config import AudioConfig
 from model.checkpoint.block_matrix import check_finite
 from model.checkpoint.matrices import Matrix, cut, parts
 from model.checkpoint.names import WHISPER
 from model.checkpoint.quantized.matrices import QuantizedMatrix
-from model.config import ModelConfig
+from model.config.audio import AudioConfig
+from model.config.latent import LatentConfig
+from model.config.model import ModelConfig
+from model.config.vision import VisionConfig
 from model.errors import ModelError
 from model.kernels import cuda as triton
-from model.latent_config import LatentConfig
 from model.linear.compiled import Compiled
 from model.linear.floats import WeightsOnly
 from model.network.audio.encoder import KERNEL
@@ -23,7 +24,6 @@ from model.network.latent import Expansion
 from model.network.moe import MoE
 from model.network.transformer import Transformer
 from model.sharding.shard import Shard, shard_of
-from model.vision_config import VisionConfig
 
 EMBEDDINGS = "tok_embeddings.weight"
 

@@ -4,9 +4,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from model.config import ModelConfig, StageConfig
+from model.config.latent import LatentConfig
+from model.config.model import ModelConfig, StageConfig
 from model.errors import OptionError
-from model.latent_config import LatentConfig
 from model.sharding.layout import SINGLE, Layout, RankPlace
 from model.sharding.stages import ALIKE, StoredBits, stages
 

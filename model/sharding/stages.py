@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 
-from model.config import ModelConfig
+from model.config.model import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)

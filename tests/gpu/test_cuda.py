@@ -19,7 +19,7 @@ from model.attention.inputs import PoolInputs
 from model.attention.rope import RopeRows
 from model.attention.triton import TritonAttention
 from model.batch import PageTable, Slice, StepBatch
-from model.config import ModelConfig, QueryTemperature, Rope
+from model.config.model import ModelConfig, QueryTemperature, Rope
 from model.loading import create
 from model.sampling_params import SamplingParams
 from model.step.packing import pack

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from model.batch import PageTable, Slice, StepBatch, TokenLogprob
-from model.config import ModelConfig
+from model.config.model import ModelConfig
 from model.loading import load_from
 from model.options import GPU_UTILIZATION, RunnerOptions
 from model.sampling_params import SamplingParams

@@ -8,7 +8,7 @@ from torch.nn.functional import silu
 
 pytest.importorskip("triton")
 
-from model.config import ModelConfig
+from model.config.model import ModelConfig
 from model.kernels.cuda import convert, gate, norm, product, routing
 from model.kernels.cuda.layouts import FEW_ROWS, DeviceWeights
 from model.linear import fp8, selection

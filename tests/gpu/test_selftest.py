@@ -7,7 +7,7 @@ import torch
 
 from model import selftest
 from model.attention.triton import TritonAttention
-from model.latent_config import LatentConfig
+from model.config.latent import LatentConfig
 from model.linear.schemes import SCHEMES
 from tests.gpu.cases import DTYPES, IS_INTERPRETED, combined, sized
 from tests.model.driving import tiny

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from model.audio_config import AudioConfig
 from model.batch import Slice
-from model.config import ModelConfig
+from model.config.audio import AudioConfig
+from model.config.model import ModelConfig
+from model.config.vision import VisionConfig
 from model.loading import load_from
 from model.network import weights
 from model.network.audio.encoder import AudioEncoder
@@ -22,7 +23,6 @@ from model.sampling_params import SamplingParams
 from model.sharding.shard import shard_of
 from model.step.masks import Masks
 from model.step.runner import ModelRunner
-from model.vision_config import VisionConfig
 from model.warming import step
 from tests.model.driving import checkpoint, random_tensors, tiny
 from tests.model.grammar.vocabulary import FIRST

@@ -21,7 +21,7 @@ from model.attention.rope import RopeTables
 from model.batch import PageTable, PoolSpec, Slice, StepBatch
 from model.checkpoint.matrices import Matrix
 from model.checkpoint.open import Checkpoint, open_checkpoint
-from model.config import ModelConfig
+from model.config.model import ModelConfig
 from model.linear.base import Projection
 from model.linear.floats import WeightsOnly
 from model.network import weights

@@ -14,13 +14,13 @@ from model import decide, selftest, setup
 from model.attention import triton as attention
 from model.attention.sdpa import SdpaAttention
 from model.attention.triton import TritonAttention
-from model.config import ModelConfig, QueryTemperature
+from model.config.latent import LatentConfig
+from model.config.model import ModelConfig, QueryTemperature
 from model.errors import OptionError
 from model.kernels import cuda
 from model.kernels.cpu import native
 from model.kernels.cuda import adapters, convert, gate, norm, product, routing, sampling
 from model.kernels.cuda.layouts import DeviceWeights
-from model.latent_config import LatentConfig
 from model.linear.schemes import SCHEMES
 from model.network import weights
 from model.network.kernels import leave_to_torch

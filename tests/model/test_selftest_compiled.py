@@ -11,12 +11,12 @@ from torch import Tensor
 
 from model import selftest, setup
 from model.attention.paged import PagedAttention
-from model.config import ModelConfig, QueryTemperature
+from model.config.latent import LatentConfig
+from model.config.model import ModelConfig, QueryTemperature
 from model.errors import OptionError
 from model.kernels.cpu import native
 from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.packed import PackedWeights
-from model.latent_config import LatentConfig
 from model.linear.schemes import SCHEMES
 from model.options import RunnerOptions
 from model.selftest import attention_fault, faults

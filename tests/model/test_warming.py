@@ -10,6 +10,7 @@ from torch import Tensor
 
 from model import decide, loading, selftest, warming
 from model.batch import PoolSpec, RunnerInfo, StepBatch
+from model.config.vision import VisionConfig
 from model.errors import OptionError
 from model.linear import schemes
 from model.linear.floats import WeightsOnly
@@ -23,7 +24,6 @@ from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
 from model.step.executors.graphs import GraphExecutor, shapes
 from model.step.runner import ModelRunner
-from model.vision_config import VisionConfig
 from model.warming import BLANK, step, steps
 from service.engine.messages import Submit, ToEngine
 from tests.engine.driving import Client

@@ -8,7 +8,7 @@ from benchmarks.gpu.bench import Bench, Measured
 from benchmarks.gpu.engine import GREEDY, Decoding
 from benchmarks.gpu.shapes import Shapes, adapter_bytes, decode_bytes, image_flops, prefill_flops, step_flops
 from benchmarks.random_weights import random_adapter
-from model.config import ModelConfig
+from model.config.model import ModelConfig
 from model.kernels.cpu import native
 from model.sampling_params import SamplingParams
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from model.audio.sizes import CHUNK_SECONDS, HOP, N_FFT, RATE
-from model.audio_config import POSITIONS, AudioConfig
 from model.checkpoint.configs.fields import check_keys, check_values, has_encoder, number, number_of_layers, size
 from model.checkpoint.files import ShardFile
+from model.config.audio import POSITIONS, AudioConfig
 from model.errors import ModelError, short
 
 REALTIME = "an audio encoder with a cache of its own (Voxtral Realtime)"

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from model.checkpoint.configs.fields import optional_size, size
-from model.config import RopeScaling
+from model.config.latent import LatentConfig
+from model.config.model import RopeScaling
 from model.errors import ModelError, short
-from model.latent_config import LatentConfig
 
 KEYS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 

@@ -22,9 +22,9 @@ from model.checkpoint.configs.latent import KEYS as LATENT
 from model.checkpoint.configs.latent import check_head_dim, read_latent
 from model.checkpoint.configs.vision import read_native_vision
 from model.checkpoint.files import read_json
-from model.config import ModelConfig, QueryTemperature, RopeScaling
+from model.config.latent import LatentConfig
+from model.config.model import ModelConfig, QueryTemperature, RopeScaling
 from model.errors import ModelError, short
-from model.latent_config import LatentConfig
 
 FILE = "params.json"
 AUDIO = "whisper_model_args"

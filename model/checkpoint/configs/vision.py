@@ -13,8 +13,8 @@ from model.checkpoint.configs.fields import (
     size,
 )
 from model.checkpoint.files import ShardFile
+from model.config.vision import VisionConfig
 from model.errors import ModelError, short
-from model.vision_config import VisionConfig
 
 HF_FILE, NATIVE_FILE = "vision_config in config.json", "vision_encoder in params.json"
 HF_DEFAULTS: Mapping[str, Any] = {

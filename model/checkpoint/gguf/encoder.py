@@ -16,8 +16,8 @@ from model.checkpoint.gguf.kinds import is_projector
 from model.checkpoint.gguf.reader import GgufFile, read_gguf
 from model.checkpoint.gguf.rows import are_unlike, read_row
 from model.checkpoint.names import GGUF_VISION
+from model.config.vision import DEVIATION, MEAN, VisionConfig
 from model.errors import ModelError, one_line, short
-from model.vision_config import DEVIATION, MEAN, VisionConfig
 
 PROJECTOR = "pixtral"
 IMG_BREAK = "v.token_embd.img_break"

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from model.checkpoint.configs.fields import check_keys
 from model.checkpoint.files import file_names, layout, read_json
-from model.config import ModelConfig
+from model.config.model import ModelConfig
 from model.errors import ModelError, one_line, short
 from model.kernels.groups import BLOCK_GROUP, INT4_GROUP, MXFP4_GROUP, NVFP4_GROUP
 

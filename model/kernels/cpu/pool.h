@@ -20,9 +20,9 @@ int64_t noria_shared_cache(void);
 /* Whether data from memory should be prefetched to the second level of cache, not to the first. */
 int noria_prefetches_to_second(void);
 
-/* Memory of `size` bytes that is handed out piece by piece, as a stack; `most` bytes were in use at once. A dry pass has
- * no memory, `begin` is 0: the same code runs, touches no piece, and so finds the size that it needs. A build with
- * AddressSanitizer (-DSANITIZED) has a zone behind each piece that nobody may touch, and ends if the size is exceeded. */
+/* Memory of `size` bytes that is handed out piece by piece, as a stack; `most` bytes were in use at once. A dry pass
+ * has no memory, `begin` is 0: the same code runs, touches no piece, and so finds the size that it needs. A build with
+ * AddressSanitizer (-DSANITIZED) has a zone behind each piece that nobody may touch, and ends if more is taken. */
 typedef struct {
     uintptr_t begin;
     int64_t size, used, most;

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, layer_norm
 
 from model.attention.encoder import EncoderAttention
-from model.audio_config import AudioConfig
+from model.config.audio import AudioConfig
 from model.linear.selection import make_linear
 
 

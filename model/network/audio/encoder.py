@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
-from model.audio_config import STRIDE, AudioConfig
+from model.config.audio import STRIDE, AudioConfig
 from model.kernels.cpu.functions import Kernels
 from model.linear.selection import make_linear
 from model.machine.transfers import send

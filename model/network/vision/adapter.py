@@ -4,9 +4,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
+from model.config.vision import VisionConfig
 from model.linear.base import RMSNorm
 from model.linear.selection import make_linear
-from model.vision_config import VisionConfig
 
 
 class Projector(nn.Module):

@@ -4,10 +4,10 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 
 from model.attention.encoder import EncoderAttention
+from model.config.vision import VisionConfig
 from model.linear.base import RMSNorm
 from model.linear.selection import make_linear
 from model.network.feed_forward import FeedForward
-from model.vision_config import VisionConfig
 
 
 class VisionAttention(nn.Module):

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from model.config.vision import VisionConfig
 from model.kernels.cpu.functions import Kernels
 from model.linear.base import RMSNorm
 from model.linear.selection import make_linear
@@ -12,7 +13,6 @@ from model.network.encoding import Encoder, Encoding
 from model.network.vision.adapter import Projector
 from model.network.vision.block import VisionBlock
 from model.network.vision.patches import normalize, rotations, unfold
-from model.vision_config import VisionConfig
 
 
 class ImageEncoder(Encoder):

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from model.vision_config import DEVIATION, MEAN
+from model.config.vision import DEVIATION, MEAN
 
 
 def unfold(pixels: Tensor, side: int) -> Tensor:

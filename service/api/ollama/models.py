@@ -13,7 +13,7 @@ from model.checkpoint.digest import network_files
 from model.checkpoint.families import read_config
 from model.checkpoint.model_files import is_gguf
 from model.checkpoint.resolve import resolve
-from model.config import ModelConfig
+from model.config.model import ModelConfig
 from model.errors import ModelError, NoriaError
 from service import version
 from service.access.record import Policy

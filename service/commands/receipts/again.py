@@ -6,8 +6,8 @@ from typing import Any
 
 import httpx
 
+from model.config.cache_formats import KV_DTYPES
 from model.errors import OptionError, quoted
-from model.linear.schemes import KV_DTYPES
 from service.commands.endpoint import refusal
 from service.commands.receipts.cases import Case
 from service.commands.target import TargetOptions, target

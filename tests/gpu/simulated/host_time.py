@@ -22,7 +22,7 @@ from torch import Tensor
 
 from benchmarks.gpu.shapes import MISTRAL_7B
 from model.checkpoint.open import Checkpoint
-from model.config import ModelConfig
+from model.config.model import ModelConfig
 from model.loading import load_from
 from model.network import weights
 from model.options import RunnerOptions

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from model.latent_config import LatentConfig
+from model.config.latent import LatentConfig
 from model.loading import load_from
 from model.options import RunnerOptions
 from model.step.runner import ModelRunner

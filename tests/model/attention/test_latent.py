@@ -13,10 +13,10 @@ from model.attention.rope import RopeRows
 from model.attention.sdpa import SdpaAttention, suits_expansion
 from model.attention.triton import TritonAttention
 from model.batch import PageTable, Slice, StepBatch
+from model.config.latent import Heads
 from model.kernels.cpu import native
 from model.kernels.cpu.check import SEPARATE
 from model.kernels.cpu.functions import Kernels
-from model.latent_config import Heads
 from model.sampling_params import SamplingParams
 from model.step.packing import pack
 from tests.model.attention.attending import CPU, forget, make

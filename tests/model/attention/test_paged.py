@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from model.attention.paged import PagedAttention
+from model.config.cache_formats import CACHE_FORMATS
 from model.kernels.cpu import native
 from model.kernels.cpu.records import struct
-from model.linear.schemes import CACHE_FORMATS
 from model.machine.device import name_of
 from model.machine.host import choose_threads
 from tests.model.attention.attending import CPU, forget, random_heads

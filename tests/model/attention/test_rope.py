@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from model.attention.rope import RopeTables, frequencies, rotation_table
-from model.checkpoint.rope_config import read_rope
-from model.config import ModelConfig, QueryTemperature, Rope
+from model.checkpoint.configs.rope import read_rope
+from model.config.model import ModelConfig, QueryTemperature, Rope
 from model.errors import ModelError, OptionError
 from tests.model.driving import CPU, tiny
 

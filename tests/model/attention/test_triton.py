@@ -16,7 +16,7 @@ from model.attention.rope import RopeRows
 from model.attention.tiles import Bounds, Tiles
 from model.attention.triton import TritonAttention
 from model.batch import PageTable, Slice, StepBatch
-from model.config import QueryTemperature, Rope
+from model.config.model import QueryTemperature, Rope
 from model.errors import OptionError
 from model.sampling_params import SamplingParams
 from model.step.packing import pack

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from model.checkpoint.adapters.open import open_adapter
-from model.config import ModelConfig
+from model.config.model import ModelConfig
 from model.network.adapters import check_shapes, place
 from tests.model.checkpoint.adapter_files import save_native, save_peft
 from tests.model.checkpoint.faults import fault

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from model.audio_config import AudioConfig
 from model.checkpoint.families import read_config
 from model.checkpoint.names import canonical_name, is_encoder
+from model.config.audio import AudioConfig
 from model.errors import ModelError
 from tests.model import voxtral
 from tests.model.checkpoint.published import NATIVE_PIXTRAL, ROWS

@@ -11,7 +11,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from model.checkpoint.families import FAMILIES, read_config
 from model.checkpoint.generation_config import GenerationDefaults, read_generation
 from model.checkpoint.names import canonical_name
-from model.config import ModelConfig, QueryTemperature, RopeScaling
+from model.config.model import ModelConfig, QueryTemperature, RopeScaling
 from model.errors import ModelError
 
 SIZES = {

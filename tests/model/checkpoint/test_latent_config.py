@@ -12,10 +12,10 @@ import pytest
 from model.attention.rope import frequencies, temperatures
 from model.checkpoint.families import read_config
 from model.checkpoint.open import open_checkpoint
-from model.config import QueryTemperature, Rope, RopeScaling
+from model.config.latent import LatentConfig
+from model.config.model import QueryTemperature, Rope, RopeScaling
 from model.decide import Abilities, decide
 from model.errors import ModelError, OptionError
-from model.latent_config import LatentConfig
 from model.memory.plan import make_plan
 from model.network import weights
 from model.options import RunnerOptions

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from model.checkpoint.families import read_config
 from model.checkpoint.names import canonical_name, is_encoder
+from model.config.vision import VisionConfig
 from model.errors import ModelError
-from model.vision_config import VisionConfig
 from tests.model import pixtral
 from tests.model.checkpoint.published import ROWS
 from tests.model.driving import loaded

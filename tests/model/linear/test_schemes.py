@@ -1,4 +1,4 @@
-"""The table of schemes and cache formats: each row agrees with the stored weights, the choice and the promises."""
+"""The table of schemes: each row agrees with the stored weights, the choice and the promises."""
 
 import subprocess
 import sys
@@ -7,13 +7,12 @@ import pytest
 import torch
 
 from model import loading, setup
-from model.attention import BACKENDS
 from model.errors import OptionError
 from model.kernels.cpu import native
 from model.linear import schemes
 from model.linear.compiled import Compiled
 from model.linear.floats import Floats, WeightsOnly
-from model.linear.schemes import CACHE_FORMATS, SCHEMES, CacheFormat, Scheme
+from model.linear.schemes import SCHEMES, Scheme
 from model.linear.selection import PROJECTIONS, make_linear
 from model.options import RunnerOptions
 from tests.model.attention.attending import best
@@ -148,21 +147,8 @@ def test_deterministic_is_refused_where_pytorch_computes_on_a_cpu(
         assert setup.choose(checkpoint(tiny()), options).scheme.compiled
 
 
-@pytest.mark.parametrize("row", CACHE_FORMATS.values(), ids=lambda row: row.name)
-def test_cache_formats_take_what_backends_allocate(row: CacheFormat) -> None:
-    dtype = getattr(torch, row.dtype)
-    backends = {name: kind for name, kind in BACKENDS.items() if dtype in kind.dtypes}
-    assert backends
-    assert not row.needs or [f"--attention {name}" for name in backends] == [row.needs.partition(" (")[0]]
-    for kind in backends.values():
-        backend = kind.__new__(kind)  # memory needs none of what kernels do
-        cache = backend.allocate((3, 2, 24), dtype, CPU)
-        assert cache.k.nbytes + cache.v.nbytes == 2 * 3 * backend.page_size * 2 * row.head_bytes(24)
-
-
 def test_names() -> None:
     assert schemes.QUANTIZE_NAMES == ("auto", "none", "fp8", "int8", "int4")
-    assert schemes.KV_DTYPES == ("auto", "int8", "fp8")
 
 
 def test_the_table_needs_no_torch() -> None:

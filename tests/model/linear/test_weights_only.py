@@ -5,7 +5,7 @@ import torch
 
 from model.attention.sdpa import SdpaAttention
 from model.checkpoint.matrices import BlockMatrix
-from model.config import ModelConfig
+from model.config.model import ModelConfig
 from model.errors import ModelError
 from model.kernels import cuda as triton
 from model.linear import fp8, int4_weights, selection

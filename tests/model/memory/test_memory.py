@@ -10,7 +10,7 @@ import torch
 from benchmarks.gpu.shapes import SMALL_4
 from model.attention import sdpa
 from model.attention.rope import RopeTables
-from model.config import QueryTemperature, Rope
+from model.config.model import QueryTemperature, Rope
 from model.errors import OptionError
 from model.kernels.cpu import native
 from model.linear.schemes import SCHEMES

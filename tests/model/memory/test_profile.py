@@ -9,7 +9,7 @@ import torch
 from model import loading, warming
 from model.attention.tiles import Gpu, scratch_bytes
 from model.batch import PoolSpec, RunnerInfo, StepBatch
-from model.config import ModelConfig
+from model.config.model import ModelConfig
 from model.errors import OptionError
 from model.memory import profile
 from model.memory.sizes import GRAPH_BYTES, PoolSizes, check_step

@@ -11,7 +11,7 @@ import torch
 from model import loading
 from model.checkpoint.configs.native import EXPERTS as FIELDS
 from model.checkpoint.families import read_config
-from model.config import ModelConfig
+from model.config.model import ModelConfig
 from model.kernels.cpu import native
 from model.linear.schemes import NAMES, SCHEMES, Scheme
 from model.memory.plan import MemoryPlan, RankNeed, make_plan

@@ -10,7 +10,7 @@ from torch import Tensor
 from model.attention import choose
 from model.batch import Slice, TokenLogprob
 from model.checkpoint.open import Checkpoint, open_checkpoint
-from model.config import ModelConfig
+from model.config.model import ModelConfig
 from model.kernels.cpu import native
 from model.network import weights
 from model.network.group import Group

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.config import ModelConfig, QueryTemperature, Rope, RopeScaling
+from model.config.model import ModelConfig, QueryTemperature, Rope, RopeScaling
 from tests.model.attention.attending import SWIFT, make
 from tests.model.attention.reference import ReferenceAttention
 from tests.model.driving import Driver, Rider, random_model, tiny

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from model.checkpoint.adapters.open import open_adapter
 from model.checkpoint.open import open_checkpoint
-from model.config import ModelConfig
+from model.config.model import ModelConfig
 from model.errors import ModelError
 from model.network.adapters import check_shapes, place
 from model.network.lora import Lora

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from model.batch import Slice
+from model.config.latent import LatentConfig
 from model.kernels.cpu import native
-from model.latent_config import LatentConfig
 from model.sampling_params import SamplingParams
 from model.sharding.layout import Layout
 from model.step.sampler import sample

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from model.checkpoint.open import Checkpoint, open_checkpoint
-from model.config import ModelConfig
+from model.config.model import ModelConfig
 from model.errors import ModelError
 from model.network import weights
 from model.network.transformer import Transformer

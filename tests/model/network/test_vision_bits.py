@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from model.attention.encoder import CompiledEncoderAttention
-from model.config import VisionConfig
+from model.config.model import VisionConfig
 from model.kernels.cpu import native
 from model.network import weights
 from model.network.transformer import Transformer

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from model.config import ModelConfig
+from model.config.model import ModelConfig
 from model.errors import OptionError
 from model.sharding.layout import Layout
 from model.sharding.shard import shard_of

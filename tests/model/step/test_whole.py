@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.engine import by_layer
 from model.batch import PageTable, Slice, StepBatch, StepOutput
-from model.config import ModelConfig, QueryTemperature, Rope, RopeScaling
+from model.config.model import ModelConfig, QueryTemperature, Rope, RopeScaling
 from model.kernels.cpu import native
 from model.loading import load_from
 from model.options import DRAFT_TOKENS, RunnerOptions

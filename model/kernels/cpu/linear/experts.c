@@ -150,8 +150,8 @@ static void add_some(void *context, int task, int thread) {
     }
 }
 
-/* What the products of the experts need at most: all tokens may have the one with the widest activations, and the arrays
- * of each may lose some bytes. */
+/* What the products of the experts need at most: all tokens may have the one with the widest activations, and the
+ * arrays of each may lose some bytes. */
 static void multiply_none(const block *b, const weights *const *w, arena *scratch) {
     const int64_t used = scratch->used;
     take(scratch, b->e->n_experts * A_PRODUCT);

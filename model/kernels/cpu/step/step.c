@@ -216,8 +216,8 @@ static int compute(work *w, arena *scratch) {
     return w->s->sampling ? sample_all(w, scratch) : DONE;
 }
 
-/* Computes a step. Returns DONE or the reason why not; or the bytes of scratch memory that it needs, or more of them, if
- * there are fewer: then it has done nothing. */
+/* Computes a step. Returns DONE or the reason why not; or, if there is less memory, the bytes that it needs, or some of
+ * them: then it has done nothing. */
 int64_t EXPORT(step)(const network_t *m, const step_t *s, void *memory, int64_t n_bytes) {
     pool_work pools[m->n_pools];
     work w = {.m = m, .s = s, .pools = pools};

@@ -8,7 +8,7 @@ from model.attention.rope import RopeRows
 from model.attention.tiles import Gpu
 from model.attention.triton import TritonAttention
 from model.batch import PageTable, Slice, StepBatch
-from model.latent_config import Heads
+from model.config.latent import Heads
 from model.sampling_params import SamplingParams
 from model.step.packing import pack
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from model.config import QueryTemperature, Rope, RopeScaling
+from model.config.model import QueryTemperature, Rope, RopeScaling
 from model.errors import ModelError, short
 
 _SUPPORTED = "default, linear, dynamic, llama3, yarn"

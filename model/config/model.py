@@ -5,11 +5,11 @@ from dataclasses import dataclass, fields, replace
 from math import log
 from typing import Literal
 
-from model.audio_config import AudioConfig
+from model.config.audio import AudioConfig
+from model.config.latent import Heads, LatentConfig
+from model.config.vision import VisionConfig
 from model.errors import ModelError, OptionError, short
-from model.latent_config import Heads, LatentConfig
 from model.ranges import MAX_SIZE, is_number, is_size
-from model.vision_config import VisionConfig
 
 MAX_BLOCKS = 2**15
 """Layers times experts. The largest models have fewer; a damaged file could ask for days of work."""

@@ -1,0 +1,1 @@
+"""What a model is: its sizes and kinds, whatever files they were read from."""
