@@ -104,7 +104,7 @@ def test_the_step_of_sparse_layers_is_not_underestimated() -> None:
     block = model.layers[1].feed_forward
     norm = torch.ones(SPARSE.dim)
     for n in (64, 512):
-        kernels = native.variant(native.needed().variant)  # it has no scratch memory yet
+        kernels = native.variant.__wrapped__(native.needed().variant)  # it has no scratch memory yet
         kernels.experts(block.packed, torch.zeros(n, SPARSE.dim), norm=norm, eps=1e-5, onto=torch.zeros(n, SPARSE.dim))
         scratch = kernels.scratch_bytes * 4 // 5
         sizes = PoolSizes(SPARSE, page_size=4, head_bytes=32, max_step_tokens=n, max_sequences=8)
