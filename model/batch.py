@@ -93,7 +93,7 @@ class PageCopy(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """All slices of one step. No sequence is in it twice.
+    """All slices of one step. No sequence is in it twice. A slice may read pages that slices before it write.
 
     `media` is the encoder's work, which comes before the slices. `forgotten` are numbers of media items whose
     embeddings, or whose unfinished work, nobody will need: the runner releases them first. `copies` come before all

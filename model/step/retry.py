@@ -1,8 +1,8 @@
 """A step that failed: it is planned again with fewer tokens, or its slices are computed apart.
 
 A step that does not fit into memory is the scheduler's to plan again, unless it has no more tokens than sequences may
-run. Slices do not depend on each other, so a slice that fails alone ends alone. A step may be computed again: the same
-keys and values are written to the same places.
+run. A slice that fails alone ends alone: slices depend on each other only by keys and values that an earlier one has
+written, and their order stays. A step may be computed again: the same keys and values are written to the same places.
 """
 
 import logging

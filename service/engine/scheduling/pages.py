@@ -138,7 +138,11 @@ class PagePool:
         self._pages[name] = page
         return True
 
-    def forget(self, name: bytes) -> int | None:
+    def forget(self, name: bytes) -> None:
+        """Take this name from its page, wherever it is: the content is broken."""
+        self.unname(name)
+
+    def unname(self, name: bytes) -> int | None:
         """Take this name from its page, and return the page, if one has it.
 
         Who holds the page keeps it; a cached page becomes free.

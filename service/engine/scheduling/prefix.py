@@ -6,7 +6,7 @@ token by token what they hold.
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Collection, Container
+from collections.abc import Collection
 from collections.abc import Sequence as Items
 from operator import itemgetter
 from zlib import crc32
@@ -15,6 +15,7 @@ from model.batch import PageCopy
 from service.engine.messages import PrefixMiss
 from service.engine.scheduling.pages import PagePool, Table, page_name, reusable_blocks
 from service.engine.scheduling.sequence import Sequence
+from service.engine.scheduling.step import Step
 
 LARGEST = 32_768
 """Blocks that are remembered at most; twice as many as the largest pool has pages. They take about 16 MB."""
@@ -36,15 +37,15 @@ def reuse(sequence: Sequence, pools: Items[PagePool]) -> int:
     return sequence.computed
 
 
-def copy_part(sequence: Sequence, trail: "Trail", planned: Container[bytes]) -> list[PageCopy]:
+def copy_part(sequence: Sequence, trail: "Trail", steps: Items[Step]) -> list[PageCopy]:
     """Let a sequence that may begin continue inside a page, whose first tokens are also those of a page in the cache.
 
     It takes a page in each pool, and the page in the cache must be copied there. The source page may be evicted before
-    the step runs. That is safe: its new owner writes after the copy. Pages with `planned` names are written then, too.
+    the step runs. That is safe: its new owner writes after the copy. Pages that `steps` compute are not there yet.
     """
     if not sequence.may_reuse:
         return []
-    n_tokens, name = trail.alike(sequence, sequence.computed // sequence.tables[0].pool.page_size, planned)
+    n_tokens, name = trail.alike(sequence, sequence.computed // sequence.tables[0].pool.page_size, steps)
     if n_tokens < LEAST_COPIED:
         return []
     sequence.computed += n_tokens
@@ -137,18 +138,18 @@ class Trail:
             return PrefixMiss(at, self._gone(sequence.parent(n_reused + 1)))
         return PrefixMiss(at + n_common, "new" if continued or not at + n_common else "diverged")
 
-    def alike(self, sequence: Sequence, block: int, planned: Container[bytes] = ()) -> tuple[int, bytes]:
+    def alike(self, sequence: Sequence, block: int, steps: Items[Step] = ()) -> tuple[int, bytes]:
         """Return how many first tokens of this block a page in all pools has at most, and that page's name.
 
         The last known token does not count. A page in which media start is not found: a number stands for them here.
-        Neither is one whose name is `planned`.
+        Neither is one that `steps` compute.
         """
         parent = sequence.parent(block)
         tokens = self._tokens(sequence, block, len(sequence.tokens) - 1)
         known = self._blocks.get((sequence.tenant, parent), ())
         for n, other in sorted(((_common(tokens, other), other) for other in known), key=itemgetter(0), reverse=True):
             name = page_name(parent, other)
-            if name not in planned and all(pool.contains(name) for pool in self._pools):
+            if all(pool.contains(name) for pool in self._pools) and not any(step.names(name) for step in steps):
                 return n, name
         return 0, b""
 

@@ -87,7 +87,7 @@ class Scheduler:
         self._planned: deque[Step] = deque()  # in flight, oldest first
         self._n_committed = 0
         self._returned: list[Update] = []
-        self._places: dict[int, int] = {}  # the numbers of sequences that the service will submit again
+        self._places: dict[int, tuple[int, float]] = {}  # number and arrival of those that the service submits again
         self._totals: Counter[str] = Counter()  # by their names in Stats
         self._blocked: Reason | None = None  # why the latest plan admitted no more
 
@@ -123,8 +123,8 @@ class Scheduler:
         inputs = self._media.cut(request)
         for index in range(request.n):
             media = MediaTable(self._media, request, inputs)
-            number = self._places.pop(request.ids[index], None) or next(self._numbers)
-            sequence = Sequence(request, index, self.pools, media, now, number, name)
+            number, arrived = self._places.pop(request.ids[index], None) or (next(self._numbers), now)
+            sequence = Sequence(request, index, self.pools, media, arrived, number, name)
             self._sequences[sequence.id] = sequence
             self._queue.add(sequence)
 
@@ -329,15 +329,24 @@ class Scheduler:
         """Return whether a sequence has not ended. Another one has its id if the service has submitted it again."""
         return self._sequences.get(sequence.id) is sequence
 
-    def _withdraw(self, steps: Iterable[Step], owners: Iterable[Sequence]) -> None:
+    def _unname(self, steps: Collection[Step], owner: Sequence) -> list[set[int | None]]:
+        """Take the names of an owner in these steps from their pages; returns the pages of each pool."""
+        pages: list[set[int | None]] = [set() for _ in self.pools]
+        for index, name in chain.from_iterable(step.take_names(owner) for step in steps):
+            pages[index].add(self.pools[index].unname(name))
+        return pages
+
+    def _withdraw(self, steps: Collection[Step], owners: Iterable[Sequence]) -> None:
         """Take the names from the pages that these sequences did not compute in these steps.
 
         The service submits the sequences again that have shared such a page, for their results mean nothing.
         """
         doubtful = [*owners]
+        if doubtful:  # of those that have ended nobody knows what they have shared
+            named = chain.from_iterable(step.named.values() for step in steps)
+            doubtful += dict.fromkeys(item for item in named if not self._has(item))
         for owner in doubtful:
-            names = [name for step in steps for name in step.take_names(owner)]
-            pages = [{pool.forget(name) for name in names} for pool in self.pools]
+            pages = self._unname(steps, owner)
             sharing = [other for other in self._running if other is not owner and other.holds(pages)]
             for other in sharing:
                 self._return(other)
@@ -364,7 +373,7 @@ class Scheduler:
             victim = next(reversed(self._running))
             if victim in self._in_flight():
                 return 0  # its step lands first
-            self._withdraw((step,), (victim,))
+            self._unname((step,), victim)  # sequences that share its pages are admitted later, and preempt nobody
             step.drop(victim)
             self._preempt(victim)
             if victim is sequence:
@@ -414,7 +423,7 @@ class Scheduler:
     def _return(self, sequence: Sequence) -> None:
         """Let the service submit a running sequence again, at its old place."""
         self._forget(sequence)
-        self._places[sequence.id] = sequence.number
+        self._places[sequence.id] = (sequence.number, sequence.arrived)
         self._returned.append(Update(sequence.id, finish=AGAIN))
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -437,7 +446,7 @@ class Scheduler:
             return False
         reads = self._stored.begin(sequence)
         if self._copies_pages and not reads:
-            step.copies += copy_part(sequence, self._trail, step.named)
+            step.copies += copy_part(sequence, self._trail, (step, *self._planned))
         self._queue.remove(sequence)
         self._running[sequence] = None
         self._adapters.enter(sequence)

@@ -145,12 +145,12 @@ class Sequence:
         """Return the blocks that positions `start..stop-1` complete, as far as their tokens are known."""
         return range(start // self._page_size, min(stop, len(self.tokens)) // self._page_size)
 
-    def name_blocks(self, blocks: range) -> list[bytes]:
-        """Name the pages of these blocks; returns the names that no page had."""
+    def name_blocks(self, blocks: range) -> list[tuple[int, bytes]]:
+        """Name the pages of these blocks; returns the names that no page had, each with the number of its pool."""
         names = self.names(blocks.stop) if blocks else []
         return [
-            names[block]
-            for table in self.tables
+            (index, names[block])
+            for index, table in enumerate(self.tables)
             for block in range(max(blocks.start, table.first_block), blocks.stop)
             if table.pool.name(table.pages[block - table.first_block], names[block])
         ]

@@ -50,8 +50,8 @@ class Step:
     """A planned step: `parts` has first and end position of each sequence, `drafts` the draft tokens after them.
 
     Prompts with media share `media_budget`, a part of the budget of all. `media` is the work on media, once all is
-    planned. `copies` are the pages to copy before. `named` are the names that it gives to pages, each with the sequence
-    that computes the page: they count for sequences planned from now on, in this step too.
+    planned. `copies` are the pages to copy before. `named` are the names that it gives to pages, each behind the number
+    of its pool, and the sequences that compute the pages. Sequences planned from now on share them, in this step too.
     """
 
     def __init__(self, budget: int, media_budget: int) -> None:
@@ -61,7 +61,7 @@ class Step:
         self.drafts: dict[Sequence, list[int]] = {}
         self.media = MediaPlan((), (), waits=False)
         self.copies: list[PageCopy] = []
-        self.named: dict[bytes, Sequence] = {}
+        self.named: dict[tuple[int, bytes], Sequence] = {}
 
     @property
     def encoded(self) -> frozenset[int]:
@@ -96,7 +96,11 @@ class Step:
             start, stop = self.parts.pop(sequence)
             self.spend(sequence, start - stop)
 
-    def take_names(self, sequence: Sequence) -> list[bytes]:
+    def names(self, name: bytes) -> bool:
+        """Return whether it gives this name to a page."""
+        return any(name == given for _, given in self.named)
+
+    def take_names(self, sequence: Sequence) -> list[tuple[int, bytes]]:
         """Return the names that a sequence gives, and forget them."""
         names = [name for name, owner in self.named.items() if owner is sequence]
         for name in names:

@@ -47,10 +47,13 @@ class StoredPool(PagePool):
         """Return whether a page is here or on disk."""
         return self.contains(name) or self._store.has(self.index, name)
 
-    def forget(self, name: bytes) -> int | None:
+    def forget(self, name: bytes) -> None:
         self._store.remove(self.index, name)
+        super().forget(name)
+
+    def unname(self, name: bytes) -> int | None:
         self._drop(name)
-        return super().forget(name)
+        return super().unname(name)
 
     def unsaved(self) -> Iterator[bytes]:
         """Yield the names of cached pages to save, the latest used first."""

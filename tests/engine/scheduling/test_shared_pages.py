@@ -65,6 +65,52 @@ def test_who_shares_a_page_of_a_faulty_slice_begins_again(depth: int, ahead: boo
     assert drive.answers[4] == expected([*prompt, 3], PARAMS)
 
 
+@pytest.mark.parametrize(("depth", "ahead"), [(1, True), (3, False)])
+def test_no_part_of_a_page_in_flight_is_copied(depth: int, ahead: bool) -> None:
+    """Its slice may have a fault, and a copy would not be known."""
+    drive = drive_of(depth, ahead=ahead)
+    beginning = [*range(1, 13)]
+    drive.submit(0, [*beginning, FAULTY, 20, 21, 22, 23], PARAMS)
+    drive.launch()
+    drive.submit(1, [*beginning, 60, 61], PARAMS)
+    assert not ahead or drive.scheduler.assume()
+    assert not drive.launch().copies
+    drive.run()
+    assert drive.answers[1] == expected([*beginning, 60, 61], PARAMS)
+
+
+@KINDS
+def test_a_sequence_that_has_ended_leaves_no_page_behind_a_faulty_one(depth: int, ahead: bool) -> None:
+    drive = drive_of(depth, ahead=ahead)
+    beginning, own = [*range(1, 33)], [*range(60, 80)]
+    drive.submit(0, [*beginning, FAULTY], PARAMS)
+    drive.submit(1, [*beginning, *own], PARAMS)
+    assert [item.start for item in drive.launch().slices] == [0, 32]
+    drive.scheduler.abort(1)
+    drive.land()
+    for number in (2, 3):
+        drive.submit(number, [*beginning, *own, 99], PARAMS)
+        drive.run()
+        assert drive.answers[number] == expected([*beginning, *own, 99], PARAMS)
+
+
+def test_a_plan_that_is_taken_back_takes_no_name_that_it_has_not_given() -> None:
+    """The windowed pool has lost the prompt's first page, and the new request names another. The full pool has it."""
+    info = replace(make_info(page_size=4, pools=((None, 60), (4, 8)), max_model_len=120), max_sequences=3)
+    drive = Drive(info, max_sequences=3, max_step_tokens=24)
+    prompt, params = [*range(1, 10)], SamplingParams(max_tokens=80)
+    drive.submit(0, prompt, params)
+    for _ in range(45):
+        drive.step()
+    drive.submit(1, prompt, params)
+    batch = drive.scheduler.plan()
+    assert [item.sequence_id for item in batch.slices] == [0, 1]
+    drive.scheduler.retract(batch.n_tokens, {})
+    assert drive.scheduler.take_returned() == []
+    drive.run()
+    assert drive.answers == {number: expected(prompt, params) for number in range(2)}
+
+
 def test_who_shares_a_page_of_a_plan_that_is_taken_back_begins_again() -> None:
     prompt = [1 + k % 50 for k in range(100)]
     drive = drive_of()
