@@ -123,7 +123,8 @@ class Scheduler:
         inputs = self._media.cut(request)
         for index in range(request.n):
             media = MediaTable(self._media, request, inputs)
-            number, arrived = self._places.pop(request.ids[index], None) or (next(self._numbers), now)
+            place = self._places.pop(request.ids[index], None)
+            number, arrived = place or (next(self._numbers), now)
             sequence = Sequence(request, index, self.pools, media, arrived, number, name)
             self._sequences[sequence.id] = sequence
             self._queue.add(sequence)
