@@ -6,7 +6,7 @@ token by token what they hold.
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Items
 from operator import itemgetter
 from zlib import crc32
@@ -56,6 +56,34 @@ def copy_part(sequence: Sequence, trail: "Trail", steps: Items[Step]) -> list[Pa
         table.roll(sequence.computed)
         copies.append(PageCopy(index, source, table.pages[-1]))
     return copies
+
+
+def unname(steps: Collection[Step], owner: Sequence, pools: Items[PagePool]) -> list[set[int | None]]:
+    """Take the names that a sequence gives in these steps from their pages; returns the pages of each pool."""
+    pages: list[set[int | None]] = [set() for _ in pools]
+    for step in steps:
+        for index, name in step.take_names(owner):
+            pages[index].add(pools[index].unname(name))
+    return pages
+
+
+def withdraw(
+    steps: Collection[Step], owners: Iterable[Sequence], pools: Items[PagePool], running: Collection[Sequence]
+) -> list[Sequence]:
+    """Take the names from the pages that these sequences did not compute in these steps.
+
+    Returns the running sequences that have shared such a page: their results mean nothing, nor do their own pages. Of
+    sequences that have ended nobody knows what they have shared: their names go as well.
+    """
+    doubtful, shared = [*owners], dict[Sequence, None]()
+    if doubtful:
+        doubtful += {item: None for step in steps for item in step.named.values() if item not in running}
+    for owner in doubtful:
+        pages = unname(steps, owner, pools)
+        found = [item for item in running if item is not owner and item not in shared and item.holds(pages)]
+        shared |= dict.fromkeys(found)
+        doubtful += found
+    return [*shared]
 
 
 def promised(n_pools: int, unfinished: Collection[Sequence], n_running: int, chunk: int) -> list[int]:

@@ -27,7 +27,7 @@ from service.engine.picture import Reason
 from service.engine.prefixes.store import PrefixStore
 from service.engine.scheduling.budget import PromptBudget, StepLimit, prompt_work
 from service.engine.scheduling.media import MediaStore, MediaTable
-from service.engine.scheduling.prefix import Trail, copy_part, fits, promised, reuse
+from service.engine.scheduling.prefix import Trail, copy_part, fits, promised, reuse, unname, withdraw
 from service.engine.scheduling.prompt_lookup import DraftBudget
 from service.engine.scheduling.queue import AdapterPlaces, Running, WaitingQueue
 from service.engine.scheduling.sequence import Sequence, unimplemented
@@ -330,28 +330,10 @@ class Scheduler:
         """Return whether a sequence has not ended. Another one has its id if the service has submitted it again."""
         return self._sequences.get(sequence.id) is sequence
 
-    def _unname(self, steps: Collection[Step], owner: Sequence) -> list[set[int | None]]:
-        """Take the names of an owner in these steps from their pages; returns the pages of each pool."""
-        pages: list[set[int | None]] = [set() for _ in self.pools]
-        for index, name in chain.from_iterable(step.take_names(owner) for step in steps):
-            pages[index].add(self.pools[index].unname(name))
-        return pages
-
     def _withdraw(self, steps: Collection[Step], owners: Iterable[Sequence]) -> None:
-        """Take the names from the pages that these sequences did not compute in these steps.
-
-        The service submits the sequences again that have shared such a page, for their results mean nothing.
-        """
-        doubtful = [*owners]
-        if doubtful:  # of those that have ended nobody knows what they have shared
-            named = chain.from_iterable(step.named.values() for step in steps)
-            doubtful += dict.fromkeys(item for item in named if not self._has(item))
-        for owner in doubtful:
-            pages = self._unname(steps, owner)
-            sharing = [other for other in self._running if other is not owner and other.holds(pages)]
-            for other in sharing:
-                self._return(other)
-            doubtful += sharing
+        """Let nobody keep a page that these sequences did not compute in these steps."""
+        for sequence in withdraw(steps, owners, self.pools, self._running):
+            self._return(sequence)
 
     def _extend(self, sequence: Sequence, step: Step) -> None:
         """Add the sequence's next tokens to the step, as many as budget, media and pages allow."""
@@ -374,7 +356,7 @@ class Scheduler:
             victim = next(reversed(self._running))
             if victim in self._in_flight():
                 return 0  # its step lands first
-            self._unname((step,), victim)  # sequences that share its pages are admitted later, and preempt nobody
+            unname((step,), victim, self.pools)  # sequences that share its pages are admitted later, and preempt nobody
             step.drop(victim)
             self._preempt(victim)
             if victim is sequence:
