@@ -25,16 +25,15 @@ LEAST_COPIED = 4
 """Tokens that are worth a copy of their page: under the embedded model, a copy takes as long as three."""
 
 
-def reuse(sequence: Sequence, pools: Items[PagePool]) -> int:
-    """Hold pages with the sequence's first tokens; returns how many tokens. The last one is always computed."""
+def reuse(sequence: Sequence, pools: Items[PagePool]) -> None:
+    """Hold pages with the sequence's first tokens. The last one is always computed."""
     if not sequence.may_reuse:
-        return 0
+        return
     names = sequence.names(sequence.n_reusable)
     names = names[: reusable_blocks(pools, names)]
     for table in sequence.tables:
         table.share(names)
     sequence.computed = len(names) * pools[0].page_size
-    return sequence.computed
 
 
 def copy_part(sequence: Sequence, trail: "Trail", steps: Items[Step]) -> list[PageCopy]:

@@ -345,10 +345,8 @@ class Scheduler:
             limit = min(limit, step.left(sequence))
         if limit and min([table.stop for table in sequence.tables]) < sequence.computed + limit:
             limit = self._take_pages(sequence, limit, step)
-        if limit:
-            step.add(sequence, limit)
-            end = sequence.computed + limit
-            self._trail.note(sequence, sequence.full_blocks(sequence.computed, end), end)
+        if limit and (full := step.add(sequence, limit)):
+            self._trail.note(sequence, full, sequence.computed + limit)
 
     def _take_pages(self, sequence: Sequence, limit: int, step: Step) -> int:
         """Take the pages of up to `limit` tokens; returns for how many. Without any, preempt the youngest sequence."""

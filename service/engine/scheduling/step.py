@@ -86,10 +86,13 @@ class Step:
         self.budget -= n_tokens
         self.media_budget -= n_tokens * sequence.awaits_media
 
-    def add(self, sequence: Sequence, n_tokens: int) -> None:
+    def add(self, sequence: Sequence, n_tokens: int) -> range:
+        """Add the next tokens of a sequence, and name the pages that they fill; returns the blocks of these."""
         start, stop = self.parts[sequence] = (sequence.computed, sequence.computed + n_tokens)
-        self.named |= dict.fromkeys(sequence.name_blocks(sequence.full_blocks(start, stop)), sequence)
+        if full := sequence.full_blocks(start, stop):
+            self.named |= dict.fromkeys(sequence.name_blocks(full), sequence)
         self.spend(sequence, n_tokens)
+        return full
 
     def drop(self, sequence: Sequence) -> None:
         if sequence in self.parts:

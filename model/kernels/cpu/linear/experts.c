@@ -152,7 +152,7 @@ static void add_some(void *context, int task, int thread) {
 
 /* What the products of the experts need at most: all tokens may have the one with the widest activations, and the
  * arrays of each may lose some bytes. */
-static void multiply_none(const block *b, const weights *const *w, arena *scratch) {
+static void measure_all(const block *b, const weights *const *w, arena *scratch) {
     const int64_t used = scratch->used;
     take(scratch, b->e->n_experts * A_PRODUCT);
     for (int i = 0; i < b->e->n_experts; i++)
@@ -163,7 +163,7 @@ static void multiply_none(const block *b, const weights *const *w, arena *scratc
 /* The products of all experts here that have tokens: w13 over x, or w2 over what w13 gave. */
 static void multiply_all(const block *b, const weights *const *w, int kind, arena *scratch) {
     int n = 0;
-    if (!scratch->begin) return multiply_none(b, w, scratch);
+    if (!scratch->begin) return measure_all(b, w, scratch);
     for (int i = 0; i < b->e->n_experts; i++) {
         int64_t first = b->begins[i];
         int n_rows = b->begins[i + 1] - b->begins[i];

@@ -190,7 +190,9 @@ static int sample_all(const work *w, arena *scratch) {
         int64_t n_runs = scratch->begin ? make_runs(w, 1, first, n) : 0;
         GLUE(adapted, VARIANT)(m->head, w->states + first * m->dim, n, NORMED, m->norm, m->eps, w->logits, 0, w->runs, n_runs,
                                m->n_layers * TARGETS, 0, scratch);
-        if (scratch->begin && GLUE(sample, VARIANT)(w->logits, n, m->head->n_out, w->s->sampling + first, w->s->sampled + first)) return NO_MEMORY;
+        if (scratch->begin &&
+            GLUE(sample, VARIANT)(w->logits, n, m->head->n_out, w->s->sampling + first, w->s->sampled + first))
+            return NO_MEMORY;
     }
     return DONE;
 }
