@@ -7,6 +7,7 @@ may be at fault then: whoever asks tries it again in a fresh process. No other e
 import _thread
 import logging
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -96,6 +97,12 @@ class Link:
             self._frames.extend(frames.received(self._buffer))
         return self._frames.popleft()
 
+    def closed_there(self) -> bool:
+        """Return whether the process has closed its socket, as one that ends does first. Reads nothing."""
+        poll = select.poll()
+        poll.register(self._sock, 0)
+        return bool(poll.poll(0))
+
     def close(self) -> None:
         self._sock.close()
 
@@ -156,8 +163,11 @@ class HelperProcess:
     @property
     def ended(self) -> bool:
         """Return whether it has ended, or is being ended."""
-        if self._closed or self._process.poll() is None:
-            return self._closed
+        if self._closed:
+            return True
+        # The thread that waits for the exit code may not have had its turn yet.
+        if self._process.poll() is None and not self.links[0].closed_there():
+            return False
         self._lost(ConnectionResetError("it ended"))
         return True
 

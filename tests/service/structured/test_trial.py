@@ -99,6 +99,16 @@ def test_a_process_lost_while_it_starts_costs_a_retry(
     served(live)
 
 
+def test_a_process_whose_exit_code_is_not_read_yet_has_ended(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that reads it has its turn late: no attempt may be lost by that."""
+    unread, poll = [None], subprocess.Popen.poll
+    monkeypatch.setattr(subprocess.Popen, "poll", lambda process: unread.pop() if unread else poll(process))
+    monkeypatch.setattr(helper, "start_python", Starts(signal.SIGKILL, 1))
+    without_process()
+    served(live)
+    assert not unread
+
+
 @pytest.mark.parametrize("number", SIGNALS)
 def test_processes_that_are_always_lost_are_a_503_and_nothing_is_remembered(
     live: Live, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
