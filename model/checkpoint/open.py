@@ -9,8 +9,8 @@ from typing import Literal
 
 from torch import Tensor
 
+from model.checkpoint.config import gguf_config, read_config
 from model.checkpoint.experts import split_experts
-from model.checkpoint.families import gguf_config, read_config
 from model.checkpoint.files import DTYPES, ShardFile, find_shards, fingerprint, layout, read_shard
 from model.checkpoint.gguf.open import GgufModel, open_gguf
 from model.checkpoint.gguf.weights import read_weights

@@ -1,4 +1,4 @@
-"""The configuration of a network. `checkpoint/families.py` reads it from files. No torch."""
+"""The configuration of a network. `checkpoint/config.py` reads it from files. No torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from model.batch import PAGE_SIZE, PoolSpec
+from model.checkpoint.config import read_config
 from model.checkpoint.configs.fields import present_shards
-from model.checkpoint.families import read_config
 from model.checkpoint.gguf.open import open_gguf
 from model.checkpoint.model_files import is_gguf
 from model.checkpoint.quantized.config import OwnBits, WeightKind, read_quantization

@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 from model.chat.ends import end_tokens
 from model.chat.formats import ChatFormat, load_chat
 from model.chat.reasoning import STYLES, Marks, has_tokens
+from model.checkpoint.config import doubts as file_doubts
+from model.checkpoint.config import read_config
 from model.checkpoint.digest import network_files, stamp
 from model.checkpoint.embedded import EMBEDDED, EMBEDDED_DESCRIPTION
-from model.checkpoint.families import read_config
 from model.checkpoint.generation_config import GenerationDefaults, read_generation
-from model.checkpoint.gguf.open import open_gguf
 from model.checkpoint.model_files import is_gguf, model_files
 from model.checkpoint.resolve import resolve, resolve_again
 from model.errors import ModelError, OptionError, ParameterError
@@ -110,9 +110,8 @@ def load_text_side(directory: Path, chat_template: Path | None, template: str | 
         _try_template(chat, chat_template)
     ends = end_tokens(files, roles, tokenizer, chat)
     told = roles.told(tokenizer, ends, IN_GGUF if is_gguf(directory) else {})
-    of_files = open_gguf(directory).doubts if is_gguf(directory) else ()
     own = tokenizer.doubts if isinstance(tokenizer, HuggingFaceTokenizer) else ()
-    doubts = (*of_files, *own, *roles.doubts(tokenizer))
+    doubts = (*file_doubts(directory), *own, *roles.doubts(tokenizer))
     return TextSide(tokenizer, chat, read_generation(files, ends), longest_piece(tokenizer), told, doubts)
 
 

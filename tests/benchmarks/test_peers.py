@@ -18,7 +18,7 @@ from benchmarks.peers.loads import LOADS, Load, chosen, figures, measure, send
 from benchmarks.peers.results import Row, figure, rows
 from benchmarks.random_weights import LATENT, save
 from benchmarks.workload import Workload
-from model.checkpoint.families import read_config
+from model.checkpoint.config import read_config
 from tests.service.commands.fake_openai import FakeOpenAI, serving
 from tests.waiting import ended, eventually
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from model.checkpoint.adapters.pairs import AdapterFile, Side, read_pairs
-from model.checkpoint.configs.fields import positive
+from model.checkpoint.configs.fields import Fields
 from model.checkpoint.files import read_json
 from model.errors import ModelError, short
 
@@ -21,7 +21,7 @@ def open_native(path: Path) -> AdapterFile:
     """Open an adapter in a file of pairs. Raises ModelError as `read_pairs`, and for a `lora` that contradicts it."""
     params = path.with_name(PARAMS)
     declared = _declared(params) if params.is_file() else {}
-    scaling = positive(declared, "scaling", f"lora of {PARAMS}", DEFAULT_SCALING)
+    scaling = Fields(declared, f"lora of {PARAMS}").positive("scaling", DEFAULT_SCALING)
 
     def scale(name: str, rank: int) -> float:
         if declared.get("rank", rank) != rank:

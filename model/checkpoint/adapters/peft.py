@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from model.checkpoint.adapters.pairs import AdapterFile, Side, read_pairs
-from model.checkpoint.configs.fields import positive, size
+from model.checkpoint.configs.fields import Fields
 from model.checkpoint.files import read_json
 from model.checkpoint.names import HUGGING_FACE, native_name, text_name
 from model.errors import ModelError, short
@@ -37,7 +37,8 @@ def open_peft(directory: Path) -> AdapterFile:
     config = read_json(directory / CONFIG)
     _check(config)
     ranks, alphas = (_patterns(config, key) for key in ("rank_pattern", "alpha_pattern"))
-    common_rank, common_alpha = size(config, "r", CONFIG), positive(config, "lora_alpha", CONFIG)
+    fields = Fields(config, CONFIG)
+    common_rank, common_alpha = fields.size("r"), fields.positive("lora_alpha")
 
     def scale(name: str, rank: int) -> float:
         match = _NAME.fullmatch(name)
@@ -84,7 +85,7 @@ def _patterns(config: Mapping[str, Any], key: str) -> Mapping[str, float]:
                 f"{key} of {CONFIG} has the expression {short(pattern)}; Noria supports names of modules of at most "
                 rf"{MAX_PATTERN} characters, with at most {MAX_REPEATS} repeats such as .* or \d+"
             )
-        positive(patterns, pattern, f"{key} of {CONFIG}")
+        Fields(patterns, f"{key} of {CONFIG}").positive(pattern)
     return patterns
 
 

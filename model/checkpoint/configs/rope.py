@@ -1,9 +1,10 @@
-"""RoPE in `config.json`: `rope_theta` and `rope_scaling` (published), or `rope_parameters` (transformers 5)."""
+"""RoPE in Hugging Face's form: `rope_theta` and `rope_scaling` (published), or `rope_parameters` (transformers 5)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from model.checkpoint.configs.fields import Fields
 from model.config.model import QueryTemperature, Rope, RopeScaling
 from model.errors import ModelError, short
 
@@ -25,24 +26,24 @@ class RopeConfig:
 
 
 def read_rope(
-    raw: Mapping[str, Any],
+    raw: Fields,
     *,
     default_theta: float,
     head_dim: int,
     max_position: int,
     max_model_len: int | None,
 ) -> RopeConfig:
-    """Read RoPE of a `config.json`; `rope_parameters` overrides `rope_scaling`.
+    """Read RoPE; `rope_parameters` overrides `rope_scaling`.
 
     Raises ModelError for a type or a combination that is not supported.
     """
-    parameters = {**_object(raw, "rope_scaling"), **_object(raw, "rope_parameters")}
+    parameters = {**raw.object("rope_scaling"), **raw.object("rope_parameters")}
     served = max_model_len or max_position
     if not any(isinstance(value, dict) for value in parameters.values()):
         return _read(raw, parameters, default_theta, head_dim, max_position, served)
     if unknown := [key for key in parameters if key not in _LAYER_TYPES]:
         raise ModelError(
-            f"config.json has RoPE parameters for {short(unknown[0])} beside those of a layer type; "
+            f"{raw.file} has RoPE parameters for {short(unknown[0])} beside those of a layer type; "
             f"Noria supports {', '.join(_LAYER_TYPES)}"
         )
     found = {
@@ -51,15 +52,8 @@ def read_rope(
         if value is not None
     }
     if missing := set(raw.get("layer_types") or ()) & set(_LAYER_TYPES) - found.keys():
-        raise ModelError(f"config.json has no RoPE parameters for the layer type {min(missing)}; add them")
+        raise ModelError(f"{raw.file} has no RoPE parameters for the layer type {min(missing)}; add them")
     return _of_both(found.get("sliding_attention"), found.get("full_attention"))
-
-
-def _object(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = raw.get(key)
-    if value is not None and not isinstance(value, dict):
-        raise ModelError(f"config.json must have an object or null in {key}, it has {short(value)}")
-    return value or {}
 
 
 def _of_both(sliding: RopeConfig | None, full: RopeConfig | None) -> RopeConfig:
@@ -67,21 +61,22 @@ def _of_both(sliding: RopeConfig | None, full: RopeConfig | None) -> RopeConfig:
     if sliding is None or full is None:
         return sliding or full  # type: ignore[return-value]  # one of them is there
     if sliding.query_temperature != full.query_temperature:
-        raise ModelError("config.json has a query temperature for one type of layer; Noria supports one for all layers")
+        raise ModelError("the model has a query temperature for one type of layer; Noria supports one for all layers")
     if sliding.rope == full.rope:
         return full
     return replace(sliding, max_position=min(sliding.max_position, full.max_position), full_rope=full.rope)
 
 
 def _read(
-    raw: Mapping[str, Any],
+    raw: Fields,
     parameters: Mapping[str, Any],
     default_theta: float,
     head_dim: int,
     max_position: int,
     served: int,
 ) -> RopeConfig:
-    theta = parameters.get("rope_theta") or raw.get("rope_theta") or default_theta
+    given = (value for value in (parameters.get("rope_theta"), raw.get("rope_theta")) if value is not None)
+    theta = next(given, default_theta)
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     fraction = raw.get("rope_fraction")
     rope = Rope(theta, _rotated(raw, parameters, head_dim), 1.0 if fraction is None else fraction)
@@ -90,12 +85,12 @@ def _read(
         return RopeConfig(rope, max_position, temperature)
     if kind == "dynamic":
         if rope.dim <= 2:
-            raise ModelError(f"config.json has rope_type 'dynamic', which needs a head_dim above 2, it has {rope.dim}")
+            raise ModelError(f"{raw.file} has rope_type 'dynamic', which needs a head_dim above 2, it has {rope.dim}")
         factor, served = _factor(parameters), max(served, max_position)
         theta = dynamic_theta(theta, factor, served / max_position, rope.dim)
         return RopeConfig(replace(rope, theta=theta), min(served, int(factor * max_position)), temperature)
     if not isinstance(kind, str) or kind not in _SCALINGS:
-        raise ModelError(f"config.json has rope_type {short(kind)}; Noria supports {_SUPPORTED}")
+        raise ModelError(f"{raw.file} has rope_type {short(kind)}; Noria supports {_SUPPORTED}")
     scaling = _SCALINGS[kind](parameters, _original(raw, parameters) or max_position)
     return RopeConfig(replace(rope, scaling=scaling), max_position, temperature)
 
@@ -108,34 +103,35 @@ def dynamic_theta(theta: float, factor: float, stretch: float, rope_dim: int) ->
     return theta * (factor * stretch - (factor - 1)) ** (rope_dim / (rope_dim - 2))
 
 
-def _rotated(raw: Mapping[str, Any], parameters: Mapping[str, Any], head_dim: int) -> int:
+def _rotated(raw: Fields, parameters: Mapping[str, Any], head_dim: int) -> int:
     """Return how many values of a head rotate."""
     partial = parameters.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
     if partial is None:
         return head_dim
     if not isinstance(partial, int | float) or not 0 < partial <= 1:
         raise ModelError(
-            f"config.json has partial_rotary_factor {short(partial)}; Noria supports numbers above 0 and up to 1"
+            f"{raw.file} has partial_rotary_factor {short(partial)}; Noria supports numbers above 0 and up to 1"
         )
     return int(head_dim * partial)
 
 
-def _original(raw: Mapping[str, Any], parameters: Mapping[str, Any]) -> Any:
+def _original(raw: Fields, parameters: Mapping[str, Any]) -> Any:
     """Return the trained context. A value beside the parameters overrides theirs, as in transformers."""
     name = "original_max_position_embeddings"
     return raw.get(name) or parameters.get(name)
 
 
-def _temperature(raw: Mapping[str, Any], parameters: Mapping[str, Any]) -> QueryTemperature | None:
+def _temperature(raw: Fields, parameters: Mapping[str, Any]) -> QueryTemperature | None:
     """Return None for a beta of 0, with which the factor is 1 everywhere."""
     beta = parameters.get("llama_4_scaling_beta")
-    return None if beta is None or beta == 0 else QueryTemperature(_original(raw, parameters), beta)
+    original = parameters.get("llama_4_original", _original(raw, parameters))  # params.json has one of its own
+    return None if beta is None or beta == 0 else QueryTemperature(original, beta)
 
 
 def _factor(parameters: Mapping[str, Any]) -> float:
     factor = parameters.get("factor")
     if not isinstance(factor, int | float) or factor < 1:
-        raise ModelError(f"config.json must have a RoPE scaling factor of at least 1, it has {short(factor)}")
+        raise ModelError(f"RoPE scaling must have a factor of at least 1, it has {short(factor)}")
     return float(factor)
 
 

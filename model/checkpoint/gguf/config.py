@@ -1,14 +1,15 @@
 """`config.json` and `generation_config.json` from the metadata of a GGUF file. No torch.
 
-The metadata's keys are those of llama.cpp. A key that Noria does not know is an error, because it may change the
-computation.
+The metadata's keys are those of llama.cpp. A key that Noria does not know is an error if its name says that it may
+change the computation, else a line for the log.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from model.checkpoint.configs.fields import Fields, unknown_keys
 from model.checkpoint.gguf.rope import read_latent_rope, read_rope
 from model.errors import ModelError, short
 
@@ -29,9 +30,21 @@ _OTHERS = {
 """Architectures of models that belong to the family, or to its files, and why they are refused."""
 _MEANINGLESS = ("vocab_size", "tensor_data_layout", "attention.layer_norm_epsilon", "rope.scaling.finetuned")
 """Keys of an architecture that change nothing here. Noria counts the rows of the embeddings."""
+OWN: Mapping[str, str] = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "max_position_embeddings": "context_length",
+    "q_lora_rank": "attention.q_lora_rank",
+    "kv_lora_rank": "attention.kv_lora_rank",
+    "v_head_dim": "attention.value_length_mla",
+}
+"""Hugging Face's keys, and those of the metadata with the same values."""
 _READ = (
-    *("block_count", "context_length", "embedding_length", "feed_forward_length", "expert_feed_forward_length"),
-    *("expert_count", "expert_used_count", "attention.head_count", "attention.head_count_kv", "attention.key_length"),
+    *(name for name in OWN.values() if name not in _LATENT),
+    *("expert_feed_forward_length", "expert_count", "expert_used_count", "attention.key_length"),
     *("attention.value_length", "attention.layer_norm_rms_epsilon", "attention.scale", "attention.sliding_window"),
     *("attention.sliding_window_pattern", "attention.temperature_scale", "attention.temperature_length"),
     *("rope.dimension_count", "rope.freq_base", "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor"),
@@ -88,19 +101,15 @@ def hf_config(
     Raises ModelError for an architecture, a RoPE scaling or a key that is not supported, KeyError for a missing field.
     """
     values = _values(metadata)
-    dim, n_layers, n_heads = (_whole(values, name) for name in ("embedding_length", "block_count", _HEADS))
-    latent = _latent(values) if "attention.kv_lora_rank" in values else None
-    head_dim = _head_dim(values, dim // n_heads) if latent is None else None
+    own = {key: _one(values[name]) for key, name in OWN.items() if name in values}
+    raw = Fields(own, "the GGUF file", OWN)
+    dim, n_heads, n_layers = raw.size("hidden_size"), raw.size("num_attention_heads"), raw.n_layers("num_hidden_layers")
+    head_dim = None if "kv_lora_rank" in own else _head_dim(values, dim // n_heads)
     config = {
+        "num_key_value_heads": n_heads,
+        **own,
         "hidden_act": "silu",
-        "hidden_size": dim,
-        "intermediate_size": _hidden_dim(values) if latent is None else _whole(values, "feed_forward_length"),
-        "num_hidden_layers": n_layers,
-        "num_attention_heads": n_heads,
-        "num_key_value_heads": _whole(values, _KV_HEADS) if _KV_HEADS in values else n_heads,
-        "head_dim": head_dim,
         "vocab_size": shapes[EMBEDDINGS][0],
-        "max_position_embeddings": _whole(values, "context_length"),
         "rms_norm_eps": float(f"{values['attention.layer_norm_rms_epsilon']:.6g}"),
         "rope_parameters": read_latent_rope(values, divisors)
         if head_dim is None
@@ -109,12 +118,11 @@ def hf_config(
         "bos_token_id": values.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": values.get("tokenizer.ggml.eos_token_id"),
         "dtype": dtype,
+        **_windows(values, n_layers),
     }
-    config |= _windows(values, n_layers)
-    if latent is not None:
-        return config | latent
-    if experts := values.get("expert_count"):
-        config |= {"num_local_experts": experts, "num_experts_per_tok": values["expert_used_count"]}
+    if head_dim is None:
+        return config | _latent(values, own)
+    config |= {"head_dim": head_dim} | _experts(values)
     return config | _family(config)
 
 
@@ -146,11 +154,8 @@ def _sampling(metadata: Mapping[str, Any]) -> dict[str, float | int]:
     }
 
 
-_HEADS, _KV_HEADS = "attention.head_count", "attention.head_count_kv"
-
-
 def _values(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata without the architecture's prefix. Raises ModelError for an unsupported value."""
+    """Return the metadata, the architecture's without its prefix. Raises ModelError for what is not supported."""
     kind = metadata.get("general.type", "model")
     if kind != "model":
         raise ModelError(f"the GGUF file is of type {short(kind)}; Noria serves type model, name that file")
@@ -160,44 +165,54 @@ def _values(metadata: Mapping[str, Any]) -> dict[str, Any]:
         raise ModelError(
             f"the GGUF file has architecture {short(architecture)}{why}; Noria supports {', '.join(ARCHITECTURES)}"
         )
-    own = {key for key in metadata if key.startswith(f"{architecture}.")}
-    values = {key.removeprefix(f"{architecture}."): value for key, value in metadata.items()}
-    for key in sorted(own):
-        _check_key(key.removeprefix(f"{architecture}."), metadata[key], ARCHITECTURES[architecture])
-    return values
-
-
-def _check_key(key: str, value: Any, own: Collection[str]) -> None:
-    """Raise ModelError for a key that is not known, or neutral with another value. `own` are the architecture's."""
-    if key in own:
-        return
-    if key in _NEUTRAL:
-        if value not in _NEUTRAL[key]:
-            supported = " or ".join(map(str, _NEUTRAL[key]))
-            raise ModelError(f"the GGUF file has {short(value)} in {key}; Noria supports {supported}")
-    elif key not in _READ and key not in _MEANINGLESS:
+    own = _own(metadata)
+    if unknown := unknown_keys(own, _known(metadata))[0]:
         raise ModelError(
-            f"the GGUF file has the key {short(key)}, which Noria does not know; use the model's safetensors"
+            f"the GGUF file has the key {short(unknown[0])}, which Noria does not know; use the model's safetensors"
         )
+    for key in sorted(own.keys() & _NEUTRAL.keys() - set(ARCHITECTURES[architecture])):
+        if own[key] not in _NEUTRAL[key]:
+            supported = " or ".join(map(str, _NEUTRAL[key]))
+            raise ModelError(f"the GGUF file has {short(own[key])} in {key}; Noria supports {supported}")
+    return {**metadata, **own}
 
 
-def _whole(values: Mapping[str, Any], name: str) -> int:
-    """Return a number of at least 1. A list with a number for each layer counts if all are the same."""
-    value = values[name]
-    if isinstance(value, np.ndarray | list) and len(value) and all(item == value[0] for item in value):
-        value = int(value[0])
-    if not isinstance(value, int) or value < 1:
-        raise ModelError(f"the GGUF file has {short(value)} in {name}, expected a number of at least 1")
-    return value
+def _own(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the architecture, without its prefix."""
+    prefix = f"{metadata['general.architecture']}."
+    return {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
 
 
-def _hidden_dim(values: Mapping[str, Any]) -> int:
-    experts = "expert_feed_forward_length"
-    return _whole(values, experts if values.get("expert_count") and values.get(experts) else "feed_forward_length")
+def _known(metadata: Mapping[str, Any]) -> Collection[str]:
+    return {*_READ, *_NEUTRAL, *_MEANINGLESS, *ARCHITECTURES[metadata["general.architecture"]]}
+
+
+def unused_keys(name: str, metadata: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each key of the architecture in the file `name` that Noria does not know.
+
+    The keys do not look as if they changed the computation: other unknown ones are refused.
+    """
+    for key in unknown_keys(_own(metadata), _known(metadata))[1]:
+        yield f"{name} has the key {short(key)}, which Noria does not use"
+
+
+def _one(value: Any) -> Any:
+    """Return the number of a list with a number for each layer that are all the same, else the value itself."""
+    value = value.tolist() if isinstance(value, np.ndarray) else value
+    return value[0] if isinstance(value, list) and value and value == value[:1] * len(value) else value
+
+
+def _experts(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of experts with attention that is not latent; none for a dense model."""
+    if not values.get("expert_count"):
+        return {}
+    hidden_dim = values.get("expert_feed_forward_length")
+    found = {"num_local_experts": values["expert_count"], "num_experts_per_tok": values["expert_used_count"]}
+    return found | ({"intermediate_size": hidden_dim} if hidden_dim else {})
 
 
 def _head_dim(values: Mapping[str, Any], default: int) -> int:
-    head_dim = _whole(values, "attention.key_length") if "attention.key_length" in values else default
+    head_dim: int = values.get("attention.key_length", default)
     if (length := values.get("attention.value_length", head_dim)) != head_dim:
         raise ModelError(
             f"the GGUF file has {short(length)} in attention.value_length, but {head_dim} in key_length; "
@@ -209,14 +224,12 @@ def _head_dim(values: Mapping[str, Any], default: int) -> int:
     return head_dim
 
 
-def _latent(values: Mapping[str, Any]) -> dict[str, Any]:
+def _latent(values: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of latent attention and of its experts, as a mistral4 model has them.
 
     The cache has one key of `key_length` and in it the latent; the lengths of the heads end with "_mla".
     """
-    rank, rope_dim, head_dim = (
-        _whole(values, name) for name in ("attention.kv_lora_rank", "rope.dimension_count", "attention.key_length_mla")
-    )
+    rank, rope_dim, head_dim = own["kv_lora_rank"], values["rope.dimension_count"], values["attention.key_length_mla"]
     if head_dim <= rope_dim:
         raise ModelError(
             f"the GGUF file has {head_dim} in attention.key_length_mla, expected more than the {rope_dim} in "
@@ -237,15 +250,13 @@ def _latent(values: Mapping[str, Any]) -> dict[str, Any]:
         "model_type": "mistral4",
         "architectures": ["Mistral4ForCausalLM"],
         "head_dim": head_dim,
-        "num_key_value_heads": _whole(values, _HEADS),
-        "q_lora_rank": values.get("attention.q_lora_rank"),
-        "kv_lora_rank": rank,
+        "num_key_value_heads": own["num_attention_heads"],
+        "q_lora_rank": own.get("q_lora_rank"),
         "qk_rope_head_dim": rope_dim,
         "qk_nope_head_dim": head_dim - rope_dim,
-        "v_head_dim": _whole(values, "attention.value_length_mla"),
-        "n_routed_experts": _whole(values, "expert_count"),
-        "num_experts_per_tok": _whole(values, "expert_used_count"),
-        "moe_intermediate_size": _whole(values, "expert_feed_forward_length"),
+        "n_routed_experts": values["expert_count"],
+        "num_experts_per_tok": values["expert_used_count"],
+        "moe_intermediate_size": values["expert_feed_forward_length"],
         "n_shared_experts": values.get("expert_shared_count", 0),
         "first_k_dense_replace": values.get("leading_dense_block_count", 0),
         "routed_scaling_factor": values.get("expert_weights_scale") or 1.0,

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from model.checkpoint.configs.fields import Fields
+from model.checkpoint.configs.vision import BIAS, NORM, read_vision
 from model.checkpoint.gguf.entries import entries
 from model.checkpoint.gguf.index import Index, TensorEntry
 from model.checkpoint.gguf.kinds import is_projector
@@ -22,24 +24,28 @@ from model.errors import ModelError, one_line, short
 PROJECTOR = "pixtral"
 IMG_BREAK = "v.token_embd.img_break"
 """A copy of a row of the text model's embeddings, which Noria takes from there."""
-_SIZES: Mapping[str, str] = {
-    "dim": "vision.embedding_length",
-    "n_layers": "vision.block_count",
-    "n_heads": "vision.attention.head_count",
-    "hidden_dim": "vision.feed_forward_length",
-    "patch_size": "vision.patch_size",
-    "image_size": "vision.image_size",
+OWN: Mapping[str, str] = {
+    "hidden_size": "clip.vision.embedding_length",
+    "num_hidden_layers": "clip.vision.block_count",
+    "num_attention_heads": "clip.vision.attention.head_count",
+    "intermediate_size": "clip.vision.feed_forward_length",
+    "patch_size": "clip.vision.patch_size",
+    "image_size": "clip.vision.image_size",
+    "spatial_merge_size": "clip.vision.spatial_merge_size",
+    "rope_theta": "clip.rope.freq_base",
+    "norm_eps": "clip.vision.attention.layer_norm_epsilon",
 }
-_EPS, _MERGE, _THETA = "vision.attention.layer_norm_epsilon", "vision.spatial_merge_size", "rope.freq_base"
-_NORMALIZED: Mapping[str, Sequence[float]] = {"vision.image_mean": MEAN, "vision.image_std": DEVIATION}
-_PROJECTORS = ("projector_type", "vision.projector_type")
+"""The keys of `read_vision`, and those of the metadata."""
+_NORMALIZED: Mapping[str, Sequence[float]] = {"clip.vision.image_mean": MEAN, "clip.vision.image_std": DEVIATION}
+_PROJECTORS = ("clip.projector_type", "clip.vision.projector_type")
+_WIDTH = "clip.vision.projection_dim"
 _KNOWN = frozenset(
     (
-        *(*_SIZES.values(), *_NORMALIZED, *_PROJECTORS, _EPS, _MERGE, _THETA, "use_silu", "use_gelu"),
-        *("has_vision_encoder", "has_audio_encoder", "has_llava_projector", "vision.projection_dim"),
+        *(*OWN.values(), *_NORMALIZED, *_PROJECTORS, _WIDTH, "clip.use_silu", "clip.use_gelu"),
+        *("clip.has_vision_encoder", "clip.has_audio_encoder", "clip.has_llava_projector"),
     )
 )
-"""Keys after "clip." that Noria reads, or that change nothing for this projector."""
+"""Keys of an encoder that Noria reads, or that change nothing for this projector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +88,10 @@ def find_encoder(
 
 def _misfit(metadata: Mapping[str, Any], dim: int) -> str | None:
     """Return why an encoder belongs to another model; None if it fits."""
-    values = _values(metadata)
-    projector = next((values[key] for key in _PROJECTORS if values.get(key)), None)
+    projector = next((metadata[key] for key in _PROJECTORS if metadata.get(key)), None)
     if projector != PROJECTOR:
         return f"the projector {short(projector)}, Noria has {PROJECTOR!r}"
-    if (width := values.get("vision.projection_dim", dim)) != dim:
+    if (width := metadata.get(_WIDTH, dim)) != dim:
         return f"embeddings of {short(width)} values, the model has {dim}"
     return None
 
@@ -99,16 +104,10 @@ def _unlike(path: Path, file: GgufFile, source: Path, img_break: np.ndarray) -> 
     return f"another embedding of [IMG_BREAK] than {source.name}, so it is for another model"
 
 
-def _values(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    return {key.removeprefix("clip."): value for key, value in metadata.items() if key.startswith("clip.")}
-
-
 def _encoder(path: Path, file: GgufFile) -> GgufEncoder:
     try:
-        config = _config(_values(file.metadata), {tensor.name for tensor in file.tensors})
-        return GgufEncoder(Index((path,), tuple(_named(file.tensors))), config)
-    except KeyError as error:
-        raise ModelError(f"{path.name} has no 'clip.{error.args[0]}' in its metadata; download it again") from error
+        fields = _fields(file.metadata, {tensor.name for tensor in file.tensors})
+        return GgufEncoder(Index((path,), tuple(_named(file.tensors))), read_vision(fields))
     except (ModelError, TypeError, ValueError, ArithmeticError) as error:
         raise ModelError(f"{path.name}: {one_line(error)}; move it away to serve text alone") from error
 
@@ -119,29 +118,18 @@ def _named(tensors: Sequence[TensorEntry]) -> Iterator[TensorEntry]:
             yield from entries(tensor, GGUF_VISION)
 
 
-def _config(values: Mapping[str, Any], names: set[str]) -> VisionConfig:
-    """Read the configuration. Raises ModelError for a value that Noria does not have, KeyError for a missing field."""
-    if unknown := sorted(values.keys() - _KNOWN):
-        raise ModelError(f"the image encoder has the key {short(f'clip.{unknown[0]}')}, which Noria does not know")
+def _fields(metadata: Mapping[str, Any], names: set[str]) -> Fields:
+    """Return the fields for `read_vision`. Raises ModelError for a value that Noria does not have."""
+    if unknown := sorted({key for key in metadata if key.startswith("clip.")} - _KNOWN):
+        raise ModelError(f"the image encoder has the key {short(unknown[0])}, which Noria does not know")
     for key, expected in _NORMALIZED.items():
-        found = [float(f"{value:.6g}") for value in values.get(key, expected)]
+        found = [float(f"{value:.6g}") for value in metadata.get(key, expected)]
         if len(found) != len(expected) or not all(map(_is_near, found, expected)):
-            raise ModelError(f"the image encoder has {found} in clip.{key}; Noria supports {list(expected)}")
-    sizes = {name: values[key] for name, key in _SIZES.items()}
-    if sizes["dim"] % sizes["n_heads"]:
-        raise ModelError(
-            f"the image encoder has {sizes['dim']} values in {sizes['n_heads']} heads, expected a multiple"
-        )
-    return VisionConfig(
-        **sizes,
-        head_dim=sizes["dim"] // sizes["n_heads"],
-        rope_theta=values.get(_THETA, 10_000.0),
-        norm_eps=float(f"{values[_EPS]:.6g}"),
-        merge=values.get(_MERGE, 1),
-        adapter_norm="mm.input_norm.weight" in names,
-        adapter_bias="mm.1.bias" in names,
-        hidden_act=_activation(values),
-    )
+            raise ModelError(f"the image encoder has {found} in {key}; Noria supports {list(expected)}")
+    values = {"spatial_merge_size": 1} | {key: metadata[name] for key, name in OWN.items() if name in metadata}
+    values |= {NORM: "mm.input_norm.weight" in names, BIAS: "mm.1.bias" in names, "hidden_act": _activation(metadata)}
+    values["norm_eps"] = float(f"{metadata.get(OWN['norm_eps'], 0):.6g}")
+    return Fields(values, "the image encoder", OWN)
 
 
 def _is_near(value: float, expected: float) -> bool:
@@ -149,8 +137,8 @@ def _is_near(value: float, expected: float) -> bool:
     return abs(value - expected) < 1e-5
 
 
-def _activation(values: Mapping[str, Any]) -> str:
-    named = [name for name in ("silu", "gelu") if values.get(f"use_{name}")]
+def _activation(metadata: Mapping[str, Any]) -> str:
+    named = [name for name in ("silu", "gelu") if metadata.get(f"clip.use_{name}")]
     if len(named) != 1:
         raise ModelError(f"the image encoder has {len(named)} of clip.use_silu and clip.use_gelu, expected one")
     return named[0]

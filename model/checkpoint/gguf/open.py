@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources.abc import Traversable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from model.checkpoint.embedded import EMBEDDED_SAMPLING, is_embedded
-from model.checkpoint.gguf.config import EMBEDDINGS, generation_config, hf_config
+from model.checkpoint.gguf.config import EMBEDDINGS, generation_config, hf_config, unused_keys
 from model.checkpoint.gguf.encoder import GgufEncoder, files_beside, find_encoder
 from model.checkpoint.gguf.entries import entries
 from model.checkpoint.gguf.index import Index, TensorEntry
@@ -78,8 +79,8 @@ def _opened(
         config = hf_config(file.metadata, shapes, _divisors(paths, file.tensors), index.dtype)
         img_break = _img_break(index, file.metadata) if beside else None
     encoder, unused = find_encoder(beside, source, config["hidden_size"], img_break)
-    wrong = (*wrong_conversions(source.name, file.metadata), *wrong_padding(source.name, file.metadata))
-    return GgufModel(index, file.metadata, config, encoder, (*wrong, *unused))
+    lines = (check(source.name, file.metadata) for check in (wrong_conversions, wrong_padding, unused_keys))
+    return GgufModel(index, file.metadata, config, encoder, (*chain.from_iterable(lines), *unused))
 
 
 def gguf_files(source: Path) -> Traversable:

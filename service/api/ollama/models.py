@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from starlette.responses import Response
 
+from model.checkpoint.config import read_config
 from model.checkpoint.digest import network_files
-from model.checkpoint.families import read_config
 from model.checkpoint.model_files import is_gguf
 from model.checkpoint.resolve import resolve
 from model.config.model import ModelConfig

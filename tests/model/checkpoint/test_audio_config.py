@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from model.checkpoint.families import read_config
+from model.checkpoint.config import read_config
 from model.checkpoint.names import canonical_name, is_encoder
 from model.config.audio import AudioConfig
 from model.errors import ModelError

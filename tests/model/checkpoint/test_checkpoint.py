@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from model.checkpoint import files as checkpoint_files
-from model.checkpoint.families import read_config
+from model.checkpoint.config import read_config
 from model.checkpoint.files import fingerprint
 from model.checkpoint.open import open_checkpoint
 from model.checkpoint.resolve import default_name, resolve

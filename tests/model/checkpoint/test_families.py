@@ -8,7 +8,8 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from model.checkpoint.families import FAMILIES, read_config
+from model.checkpoint.config import doubts, read_config
+from model.checkpoint.families import FAMILIES
 from model.checkpoint.generation_config import GenerationDefaults, read_generation
 from model.checkpoint.names import canonical_name
 from model.config.model import ModelConfig, QueryTemperature, RopeScaling
@@ -125,7 +126,7 @@ def test_rope_fraction(tmp_path: Path) -> None:
         ({"model_type": "mamba2"}, r"'mamba2', which needs a state space layer \(Codestral Mamba\)"),
         ({"model_type": "pixtral"}, "'pixtral', which needs an image encoder without a text model"),
         ({"model_type": "mistral3"}, "config.json of a mistral3 model must have an object in text_config, it has None"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu'; Noria supports silu"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'; Noria supports 'silu'"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type 'longrope'; Noria supports default, linear"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 0.5}}, "factor of at least 1, it has 0.5"),
         (
@@ -142,7 +143,7 @@ def test_rope_fraction(tmp_path: Path) -> None:
             "RoPE rotates 8 values of a head in one type of layer and 4 in another; Noria supports one number",
         ),
         ({**MIXED, "layer_types": ["chunked_attention"] * 3}, "'chunked_attention' in layer_types"),
-        ({"mlp_bias": True}, "mlp_bias true; Noria supports models without it"),
+        ({"mlp_bias": True}, "mlp_bias True; Noria supports False"),
         ({"partial_rotary_factor": 1.5}, r"partial_rotary_factor 1\.5; Noria supports numbers above 0 and up to 1"),
         (
             {"partial_rotary_factor": 0.4},
@@ -195,6 +196,7 @@ def test_native_underscored_window_is_the_window(tmp_path: Path) -> None:
         _native(tmp_path, _sliding_window=7, sliding_window=5)
 
 
+UNUSED = ("colour", "dropout")
 MOE = {"num_experts": 8, "num_experts_per_tok": 2}
 REFUSED_EXPERTS = [
     ({"num_expert_groups": 4}, "params.json has moe.num_expert_groups 4; Noria supports 1 group of experts"),
@@ -204,7 +206,6 @@ REFUSED_EXPERTS = [
     ),
     ({"num_experts": None}, "params.json has moe without num_experts; Noria needs a number of at least 1"),
     ({"num_experts_per_tok": 9}, "n_experts_per_token must be 1 to 8, got 9"),
-    ({"first_k_dense_replace": 3}, r"first_k_dense_replace must be below n_layers \(3\), it is 3"),
     ({"num_shared_experts": 1.5}, r"n_shared_experts must be at least 0 and at most 2147483647, it is 1\.5"),
     ({"routed_scale": 0}, "routed_scale must be a number above 0, the checkpoint has 0"),
 ]
@@ -224,11 +225,11 @@ REFUSED_EXPERTS = [
         ({"llama_4_scaling": {"beta": 0.1}}, "original_max_position_embeddings of the query temperature"),
         ({"model_type": "mamba"}, r"'mamba', which needs a state space layer \(Codestral Mamba\): Noria has none"),
         ({"model_type": "rwkv"}, "params.json has model_type 'rwkv'; Noria supports transformer"),
-        ({"kv_lora_rank": 512}, "params.json must have a whole number of at least 1 in qk_nope_head_dim, it has None"),
+        ({"kv_lora_rank": 512}, "params.json must have a whole number of at least 1 in qk_rope_head_dim, it has None"),
         ({"multimodal": {"whisper_model_args": {"mood": 1}}}, r"whisper_model_args in params.json has 'mood' \(1\)"),
         ({"multimodal": "x"}, "params.json must have an object or null in multimodal, it has 'x'"),
         ({"head_dim": 0}, "params.json must have a whole number of at least 1 in head_dim, it has 0"),
-        ({"rope_theta": 0}, "params.json must have a number above 0 in rope_theta, it has 0"),
+        ({"rope_theta": 0}, "rope_theta must be a number above 1, the checkpoint has 0"),
         ({"sliding_window": []}, "sliding_window in params.json is an empty list; it must be a window, null"),
         ({"lora": {"rank": 4}}, r"params.json has lora \{'rank': 4\}, which needs LoRA adapters: Noria has none"),
         ({"activation": "gelu"}, "params.json has activation 'gelu'; Noria supports 'silu'"),
@@ -240,6 +241,26 @@ def test_native_keys_are_strict(changes: dict, message: str, tmp_path: Path) -> 
     with pytest.raises(ModelError, match=message) as caught:
         _native(tmp_path, **changes)
     assert "\n" not in str(caught.value)
+
+
+def test_a_model_whose_layers_are_all_dense_has_no_experts(tmp_path: Path) -> None:
+    assert _native(tmp_path, moe={**MOE, "first_k_dense_replace": 3}).n_experts == 0
+    assert _native(tmp_path, moe={**MOE, "first_k_dense_replace": 2}).n_experts == 8
+
+
+def test_an_unknown_key_is_refused_if_it_may_change_the_computation(tmp_path: Path) -> None:
+    assert _native(tmp_path, colour=1, dropout=0.1) == _native(tmp_path)
+    _native(tmp_path, colour=1, dropout=0.1)
+    assert doubts(tmp_path) == tuple(f"params.json has the key {key!r}, which Noria does not use" for key in UNUSED)
+    for key in ("attention_sinks", "rope_twist", "expert_bias", "logit_scale", "final_softcapping"):
+        with pytest.raises(ModelError, match=f"params.json has '{key}' .*, which Noria does not know"):
+            _native(tmp_path, **{key: 1})
+
+
+def test_the_query_temperature_may_have_a_length_of_its_own(tmp_path: Path) -> None:
+    yarn = {"factor": 4.0, "original_max_position_embeddings": 64}
+    config = _native(tmp_path, yarn=yarn, llama_4_scaling={"beta": 0.1, "original_max_position_embeddings": 32})
+    assert (config.query_temperature, config.max_position) == (QueryTemperature(32, 0.1), 256)
 
 
 # Layer types, partial rotation, and models of text and images

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from gguf import Keys
 
+from model.checkpoint.config import read_config
 from model.checkpoint.embedded import EMBEDDED, EMBEDDED_SAMPLING
 from model.checkpoint.generation_config import read_generation
+from model.checkpoint.gguf.open import open_gguf
 from model.checkpoint.model_files import model_files
 from model.checkpoint.open import open_checkpoint
 from model.checkpoint.resolve import resolve
@@ -87,7 +89,7 @@ def test_a_file_is_found_by_its_path_or_a_link(small: Path, monkeypatch: pytest.
         ),
         (
             lambda w: w.add_array("llama.attention.head_count_kv", [2, 1]),
-            r"in attention\.head_count_kv, expected a number of at least 1",
+            r"a whole number of at least 1 in attention\.head_count_kv, it has \[2, 1\]",
         ),
         (
             lambda w: w.add_uint32("llama.rope.dimension_count", 16),
@@ -109,7 +111,14 @@ def test_what_is_not_supported_is_named(change: object, message: str, tmp_path: 
     change(file)  # type: ignore[operator]
     write(file)
     with pytest.raises(ModelError, match=message):
-        model_files(tmp_path / "m.gguf")
+        read_config(tmp_path / "m.gguf") if "_kv" in message else model_files(tmp_path / "m.gguf")
+
+
+def test_an_unknown_key_that_changes_no_computation_is_a_line_for_the_log(tmp_path: Path) -> None:
+    file = new_file(tmp_path / "m.gguf")
+    file.add_uint32("llama.colour", 3)
+    write(file)
+    assert open_gguf(tmp_path / "m.gguf").doubts == ("m.gguf has the key 'colour', which Noria does not use",)
 
 
 def test_another_architecture_is_named(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from gguf import RopeScalingType
 from gguf.quants import dequantize
 
-from model.checkpoint.families import read_config
+from model.checkpoint.config import read_config
 from model.checkpoint.gguf.open import open_gguf
 from model.errors import ModelError
 from tests.model.checkpoint.gguf_latent import save

@@ -24,7 +24,7 @@ from transformers import (
     MixtralForCausalLM,
 )
 
-from model.checkpoint.families import read_config
+from model.checkpoint.config import read_config
 from service.generation.startup import load_text_side
 from tests.model.checkpoint.gguf_files import SIZES, VOCAB, new_file, store
 from tests.model.driving import network

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from model.attention.rope import frequencies, temperatures
-from model.checkpoint.families import read_config
+from model.checkpoint.config import read_config
 from model.checkpoint.open import open_checkpoint
 from model.config.latent import LatentConfig
 from model.config.model import QueryTemperature, Rope, RopeScaling

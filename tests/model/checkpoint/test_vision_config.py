@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from model.checkpoint.families import read_config
+from model.checkpoint.config import read_config
 from model.checkpoint.names import canonical_name, is_encoder
 from model.config.vision import VisionConfig
 from model.errors import ModelError
@@ -61,7 +61,7 @@ INNER = [
         "vision_config in config.json has model_type 'clip_vision_model'; Noria .*",
     ),
     ({"hidden_act": "relu"}, "hidden_act of the image encoder must be silu or gelu, it is 'relu'"),
-    ({"attention_bias": True}, "has attention_bias True; Noria supports models without it"),
+    ({"attention_bias": True}, "has attention_bias True; Noria supports False"),
     ({"head_dim": 32}, "hidden_size / num_attention_heads, 1024 / 16, in head_dim; it has 32"),
     (
         {"num_attention_heads": 512, "head_dim": 2},
@@ -73,7 +73,7 @@ INNER = [
     ),
     ({"patch_size": 2000}, "image_size of the image encoder must be 2000 .* to 2048000, it is 1024"),
     ({"rope_theta": 0.5}, "rope_theta of the image encoder must be a number above 1, it is 0.5"),
-    ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type 'yarn'; Noria supports axial"),
+    ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type 'yarn'; Noria supports 'axial'"),
 ]
 NATIVE = [
     (

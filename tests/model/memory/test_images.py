@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from model import loading
-from model.checkpoint.families import read_config
+from model.checkpoint.config import read_config
 from model.errors import OptionError
 from model.linear.schemes import SCHEMES, encoder_slowness
 from model.media import ImageFormat

@@ -136,7 +136,7 @@ def test_a_gguf_keeps_its_blocks_on_a_cpu(tmp_path: Path, monkeypatch: pytest.Mo
         TensorEntry("output.weight", "Q8_0", shape, 0, 0),
     ]
     index = Index((file,), (*entries, TensorEntry("layers.0.feed_forward.w1.weight", "Q4_0", shape, 0, 0)))
-    for module in ("model.memory.plan", "model.checkpoint.families"):
+    for module in ("model.memory.plan", "model.checkpoint.config"):
         monkeypatch.setattr(f"{module}.open_gguf", lambda path: GgufModel(index, {}, MISTRAL))
     plan = make_plan(file, options(device="cpu"), 16 * GIB)
     assert (plan.scheme, plan.dtype) == ("int4", "bfloat16")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, Mistral4ForCausalLM
 
-from model.checkpoint.families import read_config
+from model.checkpoint.config import read_config
 from model.memory.plan import make_plan
 from model.network.transformer import Transformer
 from model.options import RunnerOptions

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from model.attention.paged import PagedAttention
-from model.checkpoint.families import read_config
+from model.checkpoint.config import read_config
 from model.decide import Abilities, decide
 from model.kernels.cpu import native
 from model.kernels.cpu.functions import Kernels
