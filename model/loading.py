@@ -41,7 +41,7 @@ from model.setup import Setup, choose
 from model.step.executors import Executor
 from model.step.executors.compiled import CompiledExecutor
 from model.step.executors.torch import TorchExecutor
-from model.step.head import OutputHead, SplitHead
+from model.step.head import OutputHead
 from model.step.masks import Masks
 from model.step.media import Encodings
 from model.step.runner import ModelRunner
@@ -234,8 +234,7 @@ def _runner(
     pools = PagePools.allocate(config, specs, lambda shape: backend.allocate(shape, setup.kv_dtype, device))
     tables = RopeTables.build(config, length, device)
     media = Encodings(model.encoder)
-    kind = SplitHead if model.splits_layers else OutputHead
-    head = kind(model, adapters, (masks.step,), setup.kernels, setup.by_torch)
+    head = OutputHead(model, adapters, (masks.step,), setup.kernels, setup.by_torch)
     compiled = compiled_network(model, backend, pools, tables, head.block_rows)
     if compiled and setup.kernels is not None:
         description |= {"arithmetic": native.arithmetic(setup.kernels)}

@@ -216,10 +216,6 @@ class Transformer(nn.Module):
         `adapters` are those of these rows. Of ranks that share the head the first has the logits of all; the others
         return their own columns.
         """
-        y = self.own_logits(hidden, adapters)
+        y = self.output(hidden, self.norm, adapters=None if adapters is None else adapters.head)
         gathered = self.group.gather(y, self.shard.vocab_widths) if self.group is not None else None
         return (y if gathered is None else gathered).float()
-
-    def own_logits(self, hidden: Tensor, adapters: lora.StepAdapters | None = None) -> Tensor:
-        """Do as `logits`, in the model's type and only for the part of the vocabulary that is here: [N, own tokens]."""
-        return self.output(hidden, self.norm, adapters=None if adapters is None else adapters.head)

@@ -37,24 +37,21 @@ def on_gpu(device: torch.device, n_tokens: int) -> ModuleType | None:
     return sampling if n_tokens <= sampling.MOST_TOKENS else None
 
 
-def choose(logits: Tensor, slices: Sequence[Slice], kernels: SamplingKernels | None, first: int = 0) -> Tensor:
-    """Choose columns [N] of tokens, or NO_TOKEN or NOT_FINITE, from logits [N, n] of the n tokens from `first` on.
+def choose(logits: Tensor, slices: Sequence[Slice], kernels: SamplingKernels | None) -> Tensor:
+    """Choose tokens [N], or NO_TOKEN or NOT_FINITE, from logits [N, vocab_size], which are overwritten.
 
-    The logits are overwritten. Afterwards the chosen token's value is its logit in a greedy row, and what `_race`
-    compares in the others. Without `kernels` PyTorch does it.
+    Without `kernels` PyTorch does it.
     """
     if kernels is not None:
-        return kernels.sample(logits, kernel_rows(slices, kernels.row_type(), first))
+        return kernels.sample(logits, kernel_rows(slices, kernels.row_type()))
     greatest, tokens = logits.max(dim=-1)  # the first of equals
     if sampled := [row for row, item in enumerate(slices) if item.params.temperature > 0]:
-        values, where = rows_of(logits, sampled), indices(sampled, logits.device)
-        tokens.index_copy_(0, where, _race(values, [slices[row] for row in sampled], first))
-        if values is not logits:
-            logits.index_copy_(0, where, values)
+        raced = _race(rows_of(logits, sampled), [slices[row] for row in sampled])
+        tokens.index_copy_(0, indices(sampled, logits.device), raced)
     return tokens.masked_fill_(~greatest.isfinite(), NOT_FINITE).masked_fill_(greatest == HIDDEN, NO_TOKEN)
 
 
-def _race(logits: Tensor, slices: Sequence[Slice], first: int) -> Tensor:
+def _race(logits: Tensor, slices: Sequence[Slice]) -> Tensor:
     """Sample tokens [n] by the Gumbel-max trick: the token whose exponential clock rings first.
 
     The rate of a token's clock is its probability. A rounding error in the logits changes the result only where two
@@ -68,32 +65,8 @@ def _race(logits: Tensor, slices: Sequence[Slice], first: int) -> Tensor:
     logits.masked_fill_(logits < column([each.min_p for each in params], logits.device).log_(), HIDDEN)
     if any(each.top_k > 0 or each.top_p < 1 for each in params):
         _cut(logits, params)
-    waits = noise(_keys_of(slices), logits.shape[1], logits.device, first).log_().neg_()
+    waits = noise(_keys_of(slices), logits.shape[1], logits.device).log_().neg_()
     return logits.exp_().div_(waits).argmax(dim=-1)
-
-
-def best(logits: Tensor, slices: Sequence[Slice], kernels: SamplingKernels | None, first: int) -> Tensor:
-    """Return [N, 3] float64 for the tokens from `first` on: an id or a code of `choose`, its value, the greatest logit.
-
-    Logits [N, n] float32 are overwritten.
-    """
-    tops, columns = logits.amax(dim=-1), choose(logits, slices, kernels, first)
-    values = logits.gather(1, columns.clamp(min=0)[:, None])[:, 0]
-    return torch.stack((torch.where(columns < 0, columns, columns + first), values, tops), dim=1).double()
-
-
-def best_of_all(found: Tensor, slices: Sequence[Slice]) -> Tensor:
-    """Return tokens [N], or NO_TOKEN or NOT_FINITE, from `best` of consecutive parts of the vocabulary, [N, 3 parts].
-
-    Values of a race are relative to the top of their part. A greedy row has no temperature, and its values are logits.
-    """
-    ids, values, tops = found.unflatten(1, (-1, 3)).unbind(dim=-1)  # [N, parts] each
-    temperatures = [max(item.params.temperature, LEAST_TEMPERATURE) for item in slices]
-    sampled = column([float(item.params.temperature > 0) for item in slices], found.device, torch.float64)
-    below = (tops - tops.amax(dim=1, keepdim=True)) / column(temperatures, found.device, torch.float64)
-    values = torch.where(sampled > 0, values * below.exp(), values).masked_fill_(ids < 0, HIDDEN)
-    tokens = ids.gather(1, values.argmax(dim=1, keepdim=True))[:, 0].long()
-    return tokens.masked_fill_((ids == NOT_FINITE).any(dim=1), NOT_FINITE)
 
 
 def _keys_of(slices: Sequence[Slice]) -> NDArray[np.uint64]:
@@ -104,15 +77,14 @@ def _keys_of(slices: Sequence[Slice]) -> NDArray[np.uint64]:
     )
 
 
-def kernel_rows(slices: Sequence[Slice], row_type: np.dtype[np.void], first: int = 0) -> NDArray[np.void]:
-    """Return the rows' parameters for kernels. Temperature 0 is greedy. The first token is `first`."""
+def kernel_rows(slices: Sequence[Slice], row_type: np.dtype[np.void]) -> NDArray[np.void]:
+    """Return the rows' parameters for kernels. Temperature 0 is greedy."""
     rows = np.zeros(len(slices), dtype=row_type)
     drawing = np.frombuffer(b"".join([item.params.drawing for item in slices]), dtype=DRAWING)
     for name in drawing.dtype.names or ():
         rows[name] = drawing[name]
-    starts, steps = _keys_of(slices).view(np.int32).reshape(-1, 2).T
+    rows["start"], steps = _keys_of(slices).view(np.int32).reshape(-1, 2).T
     rows["step"] = steps | 1
-    rows["start"] = starts + rows["step"] * np.int32(first)  # wraps at 2^32
     return rows
 
 

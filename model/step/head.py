@@ -40,12 +40,13 @@ class OutputHead:
         self.implemented = IMPLEMENTED if self.kernels is None else BY_KERNELS
 
     def sample(self, hidden: Tensor, slices: Sequence[Slice]) -> list[sampler.Sampled]:
-        """Sample one token after each of these slices, from hidden states [N, dim]."""
+        """Sample one token after each of these slices, from hidden states [N, dim]. One rank of those here samples."""
         found = []
         for block, rows in self._blocks(hidden):
             some = slices[block]
             logits = self.model.logits(rows, self.adapters_of(some, [1] * len(some)))
-            found.append(sampler.sample(logits, some, self.last, self.kernels))
+            if self.model.shard.place.samples:
+                found.append(sampler.sample(logits, some, self.last, self.kernels))
         return found
 
     def sample_logits(self, logits: Tensor, slices: Sequence[Slice]) -> list[sampler.Sampled]:
@@ -73,17 +74,3 @@ class OutputHead:
     def _blocks(self, hidden: Tensor) -> Iterator[tuple[slice, Tensor]]:
         for first in range(0, len(hidden), self.block_rows):
             yield (block := slice(first, first + self.block_rows)), hidden[block]
-
-
-class SplitHead(OutputHead):
-    """The head that the ranks of a stage share: the first has the logits and samples, the others send it theirs."""
-
-    def sample(self, hidden: Tensor, slices: Sequence[Slice]) -> list[sampler.Sampled]:
-        found = []
-        for block, rows in self._blocks(hidden):
-            own, group = self.model.own_logits(rows).float(), self.model.group
-            assert group is not None
-            widths = self.model.shard.vocab_widths
-            sampled = sampler.sample_parts(own, slices[block], group, widths, self.last, self.kernels)
-            found += [sampled] if sampled is not None else []
-        return found

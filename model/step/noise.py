@@ -26,15 +26,14 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-def noise(keys: NDArray[np.uint64], n_tokens: int, device: torch.device, first: int = 0) -> Tensor:
+def noise(keys: NDArray[np.uint64], n_tokens: int, device: torch.device) -> Tensor:
     """Return uniforms [n, n_tokens] float32 strictly between 0 and 1: a 32-bit SplitMix stream a key, a number a token.
 
-    They are those of the tokens from `first` on. The key's halves are the stream's start and step; the mixing constants
-    are Chris Wellons' lowbias32.
+    The key's halves are the stream's start and step; the mixing constants are Chris Wellons' lowbias32.
     """
     words = torch.from_numpy(keys.view(np.int32).reshape(-1, 2))  # [n, 2]
     halves = send(words, device)
-    x = torch.arange(first, first + n_tokens, dtype=torch.int32, device=device) * (halves[:, 1:] | 1) + halves[:, :1]
+    x = torch.arange(n_tokens, dtype=torch.int32, device=device) * (halves[:, 1:] | 1) + halves[:, :1]
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B - 2**32)):
         x.bitwise_xor_((x >> shift).bitwise_and_((1 << (32 - shift)) - 1)).mul_(factor)
     x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))

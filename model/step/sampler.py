@@ -11,17 +11,15 @@ from itertools import chain, takewhile
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from model.batch import Slice, TokenLogprob
 from model.kernels.cpu.functions import Kernels
 from model.machine.transfers import Fetch
-from model.network.group import Group
 from model.sampling_params import PARAMETERS, Stage
-from model.step.distribution import IMPLEMENTED, SamplingKernels, best, best_of_all, choose, kernel_rows
-from model.step.logits import LOGITS_STEPS, PENALTIES, SamplingStep, apply, counted, indices, rows_of
+from model.step.distribution import SamplingKernels, choose, kernel_rows
+from model.step.logits import LOGITS_STEPS, PENALTIES, SamplingStep, apply, counted, rows_of
 from model.step.logprobs import Scores, log_softmax
 from model.token_counts import TokenCounts
 
@@ -34,11 +32,6 @@ class Sampled:
         self._fetch = Fetch(tokens)
         self._scores = scores  # row -> place in `scored`
         self._scored = scored
-
-    def among(self, tokens: Tensor, rows: Sequence[int]) -> "Sampled":
-        """Place these N as `rows` among the tokens of more slices."""
-        tokens.index_copy_(0, indices(rows, tokens.device), self.tokens)
-        return Sampled(tokens, {rows[row]: place for row, place in self._scores.items()}, self._scored)
 
     def ids(self) -> list[int] | None:
         """Wait for the device; the tokens, or None if there are logprobs beside them."""
@@ -97,40 +90,6 @@ def compiled_rows(slices: Sequence[Slice]) -> CompiledRows | None:
         penalties = [getattr(slices[row].params, name) for name in PENALTIES]
         rows[["ids", "outputs", "n_ids", *PENALTIES]][row] = (ids, outputs, n, *penalties)
     return CompiledRows(rows, counts)
-
-
-NEEDS_ALL = AROUND | (IMPLEMENTED - {"temperature", "seed"})
-"""Parameters for which a row's token depends on more than the best token of each part of the vocabulary."""
-
-
-def sample_parts(
-    own: Tensor,
-    slices: Sequence[Slice],
-    group: Group,
-    widths: Sequence[int],
-    last: Sequence[SamplingStep] = (),
-    kernels: SamplingKernels | None = None,
-) -> Sampled | None:
-    """Do as `sample`, where each rank of a stage has `widths` columns of the logits; None on all but the first.
-
-    `own` [N, widths[tensor_rank]] float32 are those of this rank. The first rank gathers all logits only of rows that
-    need them, and else the best token of each rank.
-    """
-    whole = [row for row, item in enumerate(slices) if not NEEDS_ALL.isdisjoint(item.params.used)]
-    parts = [row for row, item in enumerate(slices) if NEEDS_ALL.isdisjoint(item.params.used)]
-    own_parts, of_parts = rows_of(own, parts), [slices[row] for row in parts]
-    logits = group.gather(rows_of(own, whole), widths) if whole else None
-    before = sum(widths[: group.place.tensor_rank])
-    tops = best(own_parts, of_parts, kernels, before) if parts else None
-    found = None if tops is None else group.gather(tops, (3,) * len(widths))
-    if group.place.tensor_rank > 0:
-        return None
-    tokens = own.new_empty(len(slices), dtype=torch.int64)
-    if found is not None:
-        tokens.index_copy_(0, indices(parts, own.device), best_of_all(found, of_parts))
-    if logits is None:
-        return Sampled(tokens, {}, None)
-    return sample(logits, [slices[row] for row in whole], last, kernels).among(tokens, whole)
 
 
 def plain_tokens(sampled: Sequence[Sampled], views: Sequence[Sequence[Slice]]) -> list[int] | None:

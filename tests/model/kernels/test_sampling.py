@@ -99,19 +99,8 @@ def test_pytorch_draws_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """It serves where there are too many tokens for a key."""
     tile(monkeypatch, 64, 1024, 1)
     items, logits = slices(60), torch.randn(60, 999, generator=torch.Generator().manual_seed(1)) * 2
-    found = distribution.choose(logits.clone(), items, sampling, 70_000)
-    assert found.tolist() == distribution.choose(logits, items, None, 70_000).tolist()
+    found = distribution.choose(logits.clone(), items, sampling)
+    assert found.tolist() == distribution.choose(logits, items, None).tolist()
     monkeypatch.setattr(triton, "serve_on", lambda device: True)
     assert distribution.on_gpu(logits.device, sampling.MOST_TOKENS) is sampling
     assert distribution.on_gpu(logits.device, sampling.MOST_TOKENS + 1) is None
-
-
-def test_parts_of_the_vocabulary_give_the_token_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    tile(monkeypatch, 64, 1024, 1)
-    items = [item for item in slices(60) if item.params.top_k <= 0 and item.params.top_p == 1 and not item.params.min_p]
-    logits = torch.randn(len(items), 900, generator=torch.Generator().manual_seed(2)) * 2
-    parts = [(0, 400), (400, 500), (500, 900)]
-    found = [distribution.best(logits[:, a:b].clone(), items, sampling, a) for a, b in parts]
-    assert distribution.best_of_all(torch.cat(found, dim=1), items).tolist() == (
-        distribution.choose(logits.clone(), items, native.needed()).tolist()
-    )

@@ -1,6 +1,5 @@
 """What the ranks of a test compute: functions of their group, each called on every rank."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,7 +7,6 @@ import torch
 from torch import Tensor
 
 from model.attention import choose
-from model.batch import Slice, TokenLogprob
 from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.config.model import ModelConfig
 from model.kernels.cpu import native
@@ -16,7 +14,6 @@ from model.network import weights
 from model.network.group import Group
 from model.network.transformer import Transformer
 from model.sharding.shard import shard_of
-from model.step.sampler import sample_parts
 from tests.model.driving import Driver, checkpoint
 
 
@@ -57,14 +54,6 @@ def in_company(group: Group, config: ModelConfig, scheme: str, tokens: Sequence[
     return [each.cpu() for each in (*found, torch.cat(parts))]
 
 
-def sampled(
-    group: Group, logits: Tensor, widths: Sequence[int], slices: Sequence[Slice], kernels: str
-) -> list[tuple[int, TokenLogprob | None]]:
-    """Tokens from logits [N, vocab_size] of which this rank has its columns; none on a rank that does not sample."""
-    os.environ["NORIA_KERNELS"] = kernels
-    try:
-        own = logits.split(list(widths), dim=1)[group.place.tensor_rank].clone()
-        found = sample_parts(own, slices, group, widths, (), native.kernels())
-        return [] if found is None else found.read()
-    finally:
-        del os.environ["NORIA_KERNELS"]
+def gathered(group: Group, logits: Tensor, widths: Sequence[int]) -> Tensor | None:
+    """Logits [N, vocab_size] of which this rank has its columns; None on a rank that does not sample."""
+    return group.gather(logits.split(list(widths), dim=1)[group.place.tensor_rank], widths)
