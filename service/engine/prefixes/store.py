@@ -76,6 +76,7 @@ class PrefixStore:
         self._queued = 0  # bytes
         self._lock = threading.Lock()  # of `_queued`
         self._names: set[str] = set()  # of the files that are there, or wait to be written
+        self._waiting: set[str] = set()  # of the latter
         self._has_list = threading.Event()
         self._seen, self._listed = -1, set[str]()  # the directory's `changed`, and its files then
         self._logged: dict[str, float] = {}
@@ -110,6 +111,7 @@ class PrefixStore:
                 return False
             self._queued += size
         data = self._pages.read(key.pool, page)
+        self._waiting.add(file_name(key.pool, key.name))
         self._names.add(file_name(key.pool, key.name))
         self._jobs.put(partial(self._write_page, key, data, size))
         return True
@@ -144,6 +146,7 @@ class PrefixStore:
             written = self._files.write(key, data())
         finally:
             (self._names.add if written else self._names.discard)(file_name(key.pool, key.name))
+            self._waiting.discard(file_name(key.pool, key.name))
             self.counts["pages_written" if written else "pages_dropped"] += 1
             with self._lock:
                 self._queued -= size
@@ -167,7 +170,7 @@ class PrefixStore:
         if (changed := self._files.changed()) != self._seen:
             before, self._listed = self._listed, self._files.names()
             self._names |= self._listed - before
-            self._names -= before - self._listed
+            self._names &= self._listed | self._waiting  # what was written and removed since is in no list
             self._seen = changed if time.time_ns() - changed > CLOCK_NS else -1
 
     def _fill(self, reading: PageRead) -> None:

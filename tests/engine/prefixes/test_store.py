@@ -247,6 +247,23 @@ def test_a_store_sees_what_another_one_writes_and_removes(tmp_path: Path, monkey
     eventually(lambda: store.has(0, key(2).name) and not store.has(0, key(1).name), "the removed page")
 
 
+def test_a_page_that_was_written_and_removed_between_two_lists_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LIST_SECONDS", 0.01)
+    page_files, other = files(tmp_path), files(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(page_files, "changed", lambda: -1)
+        store, _ = new_store(tmp_path, Pages(), page_files)
+        store.save(1, key(1))
+        store.finish(WAIT)
+        other.remove(0, key(1).name)
+    eventually(lambda: not store.has(0, key(1).name), "the next list")
+    store.save(1, key(1))
+    store.finish(WAIT)
+    assert paths(tmp_path)
+
+
 def test_a_disk_that_hangs_stops_no_call_of_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the start, nor a question for a page, nor a page to write or to read waits for it."""
     monkeypatch.setattr(module, "FIRST_LIST_SECONDS", 0.01)
