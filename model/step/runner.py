@@ -134,7 +134,10 @@ class ModelRunner:
     @torch.inference_mode()
     def _finish(self, batch: StepBatch, started: Started) -> StepOutput:
         output = retry.attempt(partial(self._collect, batch, started), batch)
-        return retry.apart(batch, partial(self._compute, before=started.before)) if output is None else output
+        if output is not None:
+            return output
+        output = retry.apart(batch, partial(self._compute, before=started.before))
+        return _as_sampled(output, started) if self.info.runs_ahead else output
 
     def _collect(self, batch: StepBatch, started: Started) -> StepOutput:
         return collect(batch, started, self.head, self._masks)
@@ -168,6 +171,14 @@ def _with_faults(
     computed = iter(finish().slices)
     slices = (next(computed) if fault is None else SliceOutput(fault=fault) for fault in faults)
     return StepOutput(tuple(slices), media)
+
+
+def _as_sampled(output: StepOutput, started: Started) -> StepOutput:
+    """Return the output of a step that was computed again with its first tokens: the next step has used them."""
+    tokens = chain.from_iterable(some.tokens.tolist() for some in started.sampled)
+    own = [tuple(islice(tokens, len(views))) for views in started.views]
+    pairs = zip(output.slices, own, strict=True)
+    return StepOutput(tuple(found._replace(tokens=ids) if found.tokens else found for found, ids in pairs))
 
 
 def _finite(output: SliceOutput) -> bool:
