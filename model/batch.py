@@ -192,6 +192,10 @@ def max_pages(window: int | None, n_tokens: int, page_size: int, chunk: int) -> 
     return whole if window is None else min(whole, -(-(window - 1 + chunk) // page_size) + 1)
 
 
+PREFIX_QUEUE_BYTES = 2**27
+"""Bytes of pages that may wait to be written to `PrefixFiles`."""
+
+
 @dataclass(frozen=True, slots=True)
 class PrefixFiles:
     """The place of full pages on disk: in `directory`, which holds at most `limit` bytes.

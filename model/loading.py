@@ -24,7 +24,7 @@ from model.linear.schemes import stored_as
 from model.machine.device import choose_device, free_bytes, name_of, of_memory, unused_gpu
 from model.machine.gpu import driver
 from model.machine.helper import First
-from model.machine.host import return_free_memory
+from model.machine.host import choose_threads, return_free_memory
 from model.media import AudioFormat, ImageFormat
 from model.memory import profile
 from model.memory import sizes as memory
@@ -153,7 +153,11 @@ def size(setup: Setup, own_bits: OwnBits, gpu: profile.CudaMemory | None, reserv
     if gpu is not None:
         budget = memory.gpu_budget(gpu.total, gpu.total - free, options.gpu_memory_utilization)
         return Sizes(pools.length(options.max_model_len, budget, free - budget), budget)
-    budget = memory.cpu_budget(options.cache_memory, free, where)
+    working = 0
+    if device.type == "cpu":
+        stores, threads = options.prefix_store is not None, choose_threads(options.threads)
+        working = memory.working_bytes(setup.config, threads, stores_prefixes=stores)
+    budget = memory.cpu_budget(options.cache_memory, free, where, working)
     length = pools.length(options.max_model_len, budget, free - budget)
     if device.type == "cuda":
         step = pools.step_bytes(setup.activations.itemsize) + setup.graph_bytes(length)

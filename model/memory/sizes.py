@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from model.batch import GRAPH_ROWS, SHORT, PoolSpec, max_pages
+from model.batch import GRAPH_ROWS, PREFIX_QUEUE_BYTES, SHORT, PoolSpec, max_pages
 from model.checkpoint.quantized.config import Fp4, OwnBits
 from model.config.cache_formats import cache_format
 from model.config.model import VALUE_BYTES, ModelConfig
@@ -30,6 +30,8 @@ GRAPH_BYTES = 3 * 2**26
 - a piece of narrow weights in the model's format, or the sums of products that share channels, 64 MiB;
 - the driver's nodes, 96 MiB.
 """
+THREAD_BYTES = 2**19
+"""Memory of a thread of the kernels, as in pool.h."""
 LEAST_SUMS = 1024
 """Sums over a part of the keys that any GPU may hold at once, for few sequences. More sequences hold two each."""
 
@@ -226,17 +228,26 @@ def check_weights(shard: Shard, needed: int, stored: str, free: int, where: str)
     raise MemoryLack(f"the weights need {size(needed)} in {stored}, {where} has {size(free)} free; {hint}")
 
 
-def cpu_budget(required: int | None, free: int, where: str) -> int:
+def working_bytes(config: ModelConfig, n_threads: int, *, stores_prefixes: bool) -> int:
+    """Return the bytes that an engine takes on a CPU beside weights, pages and steps.
+
+    A thread has its own memory and a row of logits. Pages that wait for the disk are bounded.
+    """
+    return n_threads * (THREAD_BYTES + 4 * config.vocab_size) + PREFIX_QUEUE_BYTES * stores_prefixes
+
+
+def cpu_budget(required: int | None, free: int, where: str, working: int = 0) -> int:
     """Return the bytes for keys and values: `required`, or a share of the bytes that are `free` after the weights.
 
-    Raises MemoryLack if `required` is more than is free.
+    Raises MemoryLack if `required`, with `working` bytes beside it, is more than is free.
     """
     if required is None:
         return int(max(0, free) * CPU_SHARE)
-    if required > free:
+    if required + working > free:
+        beside = f", {size(working)} are for threads and pages on their way to the disk" if working else ""
         raise MemoryLack(
-            f"--cache-memory {size(required)} is more than {where} has free after the weights ({size(free)}); "
-            f"at most {free // 2**20}MiB would fit"
+            f"--cache-memory {size(required)} is more than {where} has free after the weights ({size(free)}){beside}; "
+            f"at most {max(0, free - working) // 2**20}MiB would fit"
         )
     return required
 

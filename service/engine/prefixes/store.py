@@ -14,14 +14,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from model.batch import PageBytes, PrefixFiles, RunnerInfo
+from model.batch import PREFIX_QUEUE_BYTES, PageBytes, PrefixFiles, RunnerInfo
 from model.errors import OptionError
 from service.engine.prefixes.files import PageFiles, PageKey, file_name
 
 log = logging.getLogger("noria.engine")
 
-QUEUE_BYTES = 2**27
-"""Bytes of pages that wait to be written."""
 SAVE_SECONDS = 4.0
 """Time to write pages when the server ends. With 5 s for connections to close, the units in `deploy/` allow it."""
 LIST_SECONDS = 5.0
@@ -106,7 +104,7 @@ class PrefixStore:
             return True
         size = self._pages.page_bytes(key.pool)
         with self._lock:
-            if self._queued + size > QUEUE_BYTES and self._queued:
+            if self._queued + size > PREFIX_QUEUE_BYTES and self._queued:
                 self.counts["pages_dropped"] += 1
                 return False
             self._queued += size

@@ -178,7 +178,7 @@ def test_a_cancelled_reading_writes_to_no_page_any_more(tmp_path: Path) -> None:
 
 
 def test_a_full_queue_drops_pages_and_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "QUEUE_BYTES", 3 * N_BYTES)
+    monkeypatch.setattr(module, "PREFIX_QUEUE_BYTES", 3 * N_BYTES)
     blocked, page_files = threading.Event(), files(tmp_path)
     write = page_files.write
     monkeypatch.setattr(page_files, "write", lambda *page: blocked.wait(WAIT) and write(*page))

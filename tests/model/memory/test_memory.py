@@ -88,6 +88,11 @@ def test_weights_that_do_not_fit_name_a_dtype_that_does() -> None:
 def test_cpu_budget() -> None:
     assert memory.cpu_budget(None, 1000, "this machine") == 250
     assert memory.cpu_budget(999, 1000, "this machine") == 999
+    assert memory.cpu_budget(2**20, 3 * 2**20, "this machine", 2**21) == 2**20
+    with pytest.raises(
+        OptionError, match=r"2\.00 MiB are for threads and pages on their way .*; at most 1MiB would fit"
+    ):
+        memory.cpu_budget(2**20 + 1, 3 * 2**20, "this machine", 2**21)
     with pytest.raises(OptionError, match=r"--cache-memory 2.00 GiB is more than .* at most 1024MiB would fit"):
         memory.cpu_budget(2**31, 2**30, "this machine")
 
