@@ -145,9 +145,9 @@ def test_memory_for_adapters_is_reserved(base: Any, monkeypatch: pytest.MonkeyPa
     seen: list[int] = []
     budget = memory.cpu_budget
 
-    def watched(wanted: int | None, free: int, where: str) -> int:
+    def watched(required: int | None, free: int, *more: Any) -> int:
         seen.append(free)
-        return budget(wanted, free, where)
+        return budget(required, free, *more)
 
     monkeypatch.setattr(memory, "cpu_budget", watched)
     monkeypatch.setattr(loading, "free_bytes", lambda device: 2**30)
