@@ -19,6 +19,7 @@ from model.ranks.meeting import join
 from model.ranks.part import Identity, PartRunner, load_part
 from model.ranks.plans import PlanReader
 from model.ranks.world import Exit, World
+from model.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +121,7 @@ class Follower:
     def _prepare(self, number: int, grammar: str) -> None:
         try:
             if self._runner is not None:
-                self._runner.prepare(grammar)
+                self._runner.prepare(SamplingParams(grammar=grammar))
         except Exception:  # the sequence's first step meets the same fault and reports it
             log.exception("a grammar cannot be prepared")
         self._reply(number, None)

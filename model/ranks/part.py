@@ -23,12 +23,11 @@ from model.ranks.meeting import use_interface
 from model.ranks.world import World
 from model.setup import Setup, choose
 from model.sharding.layout import RankPlace
-from model.step.ahead import LastTokens
 from model.step.executors import Executor
 from model.step.head import OutputHead
 from model.step.masks import Masks
 from model.step.media import FAULT, Encodings
-from model.step.runner import Started, collect, fault_of, start
+from model.step.runner import ModelRunner, Started, fault_of, start
 
 Identity = Mapping[str, str | int]
 """Properties that all ranks must share, by their names in an error."""
@@ -36,7 +35,7 @@ GROUP_TIMEOUT = timedelta(hours=1)
 """Our own connections notice a rank that is gone or hangs, much earlier."""
 
 
-class PartRunner:
+class PartRunner(ModelRunner):
     """Computes the part of the rank at `place` of each step. The ranks of a stage send and receive in the same order.
 
     A step that raises is not computed in parts, because the other ranks would not know. Its output is that of the whole
@@ -54,23 +53,10 @@ class PartRunner:
         masks: Masks,
         media: Encodings,
     ) -> None:
-        self.group, self.head, self.info = group, head, info
-        self._place, self._executor, self.pages, self._masks, self._media = place, executor, pools, masks, media
-        self._before = LastTokens.of((), (), head.device)
+        super().__init__(executor, head, pools, info, masks, media)
+        self.group, self._place = group, place
         self.media_faults: Mapping[int, str] = {}
         """Media that could not be encoded in the latest step, by number, as all ranks of the first stage know them."""
-
-    @property
-    def grammar_restarts(self) -> int:
-        return self._masks.restarts
-
-    @property
-    def waits_for_grammars(self) -> bool:
-        return self._masks.waits
-
-    def prepare(self, grammar: str) -> None:
-        """Compile a grammar. Any thread may call it but the one that launches."""
-        self._masks.prepare(grammar)
 
     @torch.inference_mode()
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
@@ -82,7 +68,7 @@ class PartRunner:
             return partial(StepOutput, ())
         if self._place.samples:
             self._masks.start([item.samples for item in batch.slices if item.params.grammar is not None])
-        return partial(self._finish, batch, start(self._executor, batch, self._before))
+        return partial(self._finish, batch, start(self.executor, batch, self._last))
 
     def _update_media(self, batch: StepBatch) -> dict[int, str]:
         """Return the faults of media items, by number. If one rank has no memory for an item, it fails on all."""
@@ -103,7 +89,7 @@ class PartRunner:
     @torch.inference_mode()
     def _finish(self, batch: StepBatch, started: Started) -> StepOutput:
         if self._place.samples:
-            return collect(batch, started, self.head, self._masks)
+            return self._collect(batch, started)
         if self._place.is_last:
             for item, (row, n_rows) in zip(batch.slices, started.score_rows, strict=bool(started.score_rows)):
                 for _ in self.head.logits(started.hidden[row : row + n_rows], item):

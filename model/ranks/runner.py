@@ -69,11 +69,9 @@ class ParallelRunner:
 
     def prepare(self, params: SamplingParams) -> None:
         """Compile the grammar where tokens are sampled. Any thread may call it but the one that launches."""
-        if params.grammar is None:
-            return
         if self._samples:
-            self._own.prepare(params.grammar)
-        else:
+            self._own.prepare(params)
+        elif params.grammar is not None:
             self._followers.call(self._layout.sampler, "prepare", params.grammar)
 
     def step(self, batch: StepBatch) -> StepOutput:
