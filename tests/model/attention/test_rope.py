@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from model.attention.rope import RopeTables, frequencies, rotation_table
+from model.checkpoint.configs.fields import Fields
 from model.checkpoint.configs.rope import read_rope
 from model.config.model import ModelConfig, QueryTemperature, Rope
 from model.errors import ModelError, OptionError
@@ -62,7 +63,8 @@ def test_scalings_agree_with_transformers(parameters: dict[str, Any], part: floa
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     raw = {"rope_parameters": {**parameters, "rope_theta": 10000.0, "partial_rotary_factor": part}}
-    rope = read_rope(raw, default_theta=1.0, head_dim=32, max_position=512, max_model_len=None).rope
+    fields = Fields(raw, "config.json")
+    rope = read_rope(fields, default_theta=1.0, head_dim=32, max_position=512, max_model_len=None).rope
     assert rope.scaling is not None
     theirs = LlamaConfig(hidden_size=64, num_attention_heads=2, head_dim=32, **copy.deepcopy(raw))
     expected, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](theirs, CPU)
