@@ -22,6 +22,7 @@ from benchmarks.gpu.shapes import SMALL_4
 from model.checkpoint.configs.latent import KEYS
 from model.checkpoint.configs.native import EXPERT_GROUPS, EXPERTS
 from model.checkpoint.open import Checkpoint
+from model.checkpoint.stored import Stored
 from model.config.audio import AudioConfig
 from model.config.latent import LatentConfig
 from model.config.model import ModelConfig, QueryTemperature
@@ -60,7 +61,7 @@ MEL = {"num_mel_bins": 128, "hop_length": 160, "window_size": 400}
 AUDIO_TOKENS = {24: "[AUDIO]", 25: "[BEGIN_AUDIO]", 34: "[TRANSCRIBE]"}
 
 
-def tensors(config: ModelConfig, device: torch.device, skip: Collection[str] = ()) -> Iterator[tuple[str, Tensor]]:
+def tensors(config: ModelConfig, device: torch.device, skip: Collection[str] = ()) -> Iterator[tuple[str, Stored]]:
     """Random weights. Magnitudes are those of a network at its initialisation; norms are ones, biases zeros."""
     generator = torch.Generator(device).manual_seed(0)
     deep = (2 * config.n_layers) ** -0.5
@@ -72,7 +73,7 @@ def tensors(config: ModelConfig, device: torch.device, skip: Collection[str] = (
             width = 1 if name == weights.EMBEDDINGS else place.shape[1]
             tensor.normal_(0.0, gain * width**-0.5, generator=generator)
         if name not in skip:
-            yield name, tensor
+            yield name, Stored(tensor)
 
 
 def checkpoint(config: ModelConfig, device: torch.device) -> Checkpoint:
@@ -82,7 +83,7 @@ def checkpoint(config: ModelConfig, device: torch.device) -> Checkpoint:
 def save(config: ModelConfig, device: torch.device, directory: Path) -> None:
     """Write a checkpoint in Mistral's native format, which vLLM reads too; all layers have the same window."""
     (directory / "params.json").write_text(json.dumps(_params(config)))
-    found = {_native(name): tensor.cpu() for name, tensor in tensors(config, device)}
+    found = {_native(name): stored.values.cpu() for name, stored in tensors(config, device)}
     save_file(found, directory / "consolidated.safetensors")
 
 

@@ -13,9 +13,9 @@ from model.attention.cache import PagePools
 from model.attention.rope import RopeTables
 from model.batch import PoolSpec, PrefixFiles, RunnerInfo
 from model.checkpoint.files import Progress
-from model.checkpoint.matrices import Matrix
 from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.checkpoint.quantized.config import OwnBits
+from model.checkpoint.stored import Stored
 from model.errors import MemoryLack, ModelError, OptionError, one_line
 from model.grammar.archive import pack
 from model.kernels.cpu import native
@@ -206,7 +206,7 @@ def _naming(path: str) -> Iterator[None]:
         raise ModelError(f"adapter {path}: {error}") from error
 
 
-def _lean(tensors: Iterable[tuple[str, Matrix]]) -> Iterator[tuple[str, Matrix]]:
+def _lean(tensors: Iterable[tuple[str, Stored]]) -> Iterator[tuple[str, Stored]]:
     """Yield the tensors. Between them, return the memory that decoded pieces have left behind."""
     values = 0
     for name, matrix in tensors:

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from model.attention.rope import internal_order, rope_last
-from model.checkpoint.block_matrix import check_finite
-from model.checkpoint.matrices import Matrix, cut, parts
+from model.checkpoint.blocks import check_finite
 from model.checkpoint.names import WHISPER
-from model.checkpoint.quantized.matrices import QuantizedMatrix
+from model.checkpoint.stored import Stored
 from model.config.audio import AudioConfig
 from model.config.latent import LatentConfig
 from model.config.model import ModelConfig
@@ -59,7 +58,7 @@ def load(
     model: Transformer,
     shard: Shard,
     rotation: str,
-    tensors: Iterable[tuple[str, Matrix]],
+    tensors: Iterable[tuple[str, Stored]],
     dtype: torch.dtype,
     device: torch.device,
     progress: Callable[[float], None],
@@ -82,13 +81,13 @@ def load(
             raise ModelError(f"the checkpoint has the tensor {name!r} twice")
         if place is None or part is None:
             raise ModelError(f"the checkpoint has a tensor {name!r} that a {shard.whole.family} model has no place for")
-        if tuple(tensor.shape) != shapes[name]:
+        if tensor.shape != shapes[name]:
             raise ModelError(
                 f"tensor {name!r} has shape {list(tensor.shape)}, the configuration needs {list(shapes[name])}"
             )
         of_embeddings = name == EMBEDDINGS
         try:
-            own = _internal(_uploaded(cut(tensor, part), device), place, rotation)
+            own = _internal(tensor.part(part).to(device), place, rotation)
             if not of_embeddings or model.has_embeddings:
                 _fill(model, place, own, embeddings or dtype if of_embeddings else dtype, device)
             if of_embeddings and model.has_head and shard.whole.tied_head:
@@ -111,18 +110,11 @@ def _shapes(shard: Shard) -> dict[str, tuple[int, ...]]:
     return {name: place.shape for name, place in places(shard_of(shard.whole))}
 
 
-def _uploaded(tensor: Matrix, device: torch.device) -> Matrix:
-    """Upload the tensor to its device; GGUF's matrices stay on the host, where a scheme converts them."""
-    if isinstance(tensor, torch.Tensor):
-        return tensor.to(device)
-    return tensor.moved(lambda part: part.to(device)) if isinstance(tensor, QuantizedMatrix) else tensor
-
-
-def _internal(tensor: Matrix, place: TensorPlace, rotation: str) -> Matrix:
+def _internal(tensor: Stored, place: TensorPlace, rotation: str) -> Stored:
     """Return the tensor as a matrix, with its rows in the order of the network."""
     order = place.order(len(tensor), rotation)
     tensor = tensor if order is None else tensor[order]
-    return tensor.flatten(1) if isinstance(tensor, torch.Tensor) and tensor.dim() > 2 else tensor
+    return Stored(tensor.values.flatten(1)) if len(tensor.shape) > 2 else tensor
 
 
 def _reserve(model: Transformer, dtype: torch.dtype, device: torch.device) -> None:
@@ -134,7 +126,7 @@ def _reserve(model: Transformer, dtype: torch.dtype, device: torch.device) -> No
             module.assign_weights(module.allocate((), dtype, device))
 
 
-def _tie(model: Transformer, embeddings: Matrix) -> None:
+def _tie(model: Transformer, embeddings: Stored) -> None:
     """Make the head the embeddings themselves, or a quantized copy of them."""
     if isinstance(model.output, Compiled):
         model.output.take(0, embeddings)
@@ -142,7 +134,7 @@ def _tie(model: Transformer, embeddings: Matrix) -> None:
         model.output.weight = model.tok_embeddings.weight
 
 
-def _fill(model: Transformer, place: TensorPlace, rows: Matrix, dtype: torch.dtype, device: torch.device) -> None:
+def _fill(model: Transformer, place: TensorPlace, rows: Stored, dtype: torch.dtype, device: torch.device) -> None:
     """Store rows in their parameter. The first of its parts to arrive allocates it."""
     path, _, leaf = place.parameter.rpartition(".")
     module = model.get_submodule(path)
@@ -157,7 +149,7 @@ def _fill(model: Transformer, place: TensorPlace, rows: Matrix, dtype: torch.dty
         parameter = nn.Parameter(torch.empty(parameter.shape, dtype=dtype, device=device), requires_grad=False)
         setattr(module, leaf, parameter)
     first = place.first
-    for part in parts(rows):
+    for part in rows.parts():
         check_finite(parameter.data.narrow(0, first, len(part)).copy_(part))
         first += len(part)
 

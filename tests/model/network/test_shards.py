@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from model.checkpoint.open import Checkpoint, open_checkpoint
+from model.checkpoint.stored import Stored
 from model.config.model import ModelConfig
 from model.errors import ModelError
 from model.network import weights
@@ -22,7 +23,7 @@ from model.sharding.shard import shard_of
 from tests.model import pixtral, voxtral
 from tests.model.checkpoint import gguf_files, quantized_files
 from tests.model.checkpoint.native_files import save_native
-from tests.model.driving import CPU, EXPERTS, checkpoint, random_tensors, tiny
+from tests.model.driving import CPU, EXPERTS, checkpoint, random_stored, random_tensors, tiny
 from tests.model.network import oracles
 
 LAYOUTS = [Layout(2), Layout(4), Layout(1, 2), Layout(2, 2)]
@@ -193,7 +194,7 @@ def test_a_fault_is_found_by_a_rank(change: Any, message: str, layout: Layout) -
         tensors = dict(random_tensors(config))
         change(tensors)
         try:
-            load(checkpoint(config, tensors.items()), place)
+            load(checkpoint(config, [(name, Stored(tensor)) for name, tensor in tensors.items()]), place)
         except ModelError as error:
             faults.append(str(error))
     assert len(faults) == (1 if layout.pipeline > 1 and "no place" not in message else layout.size)
@@ -202,7 +203,7 @@ def test_a_fault_is_found_by_a_rank(change: Any, message: str, layout: Layout) -
 
 def test_a_tensor_twice_is_refused() -> None:
     config = tiny((None, None))
-    twice = [*random_tensors(config), *random_tensors(config)]
+    twice = [*random_stored(config), *random_stored(config)]
     with pytest.raises(ModelError, match=r"the checkpoint has the tensor .* twice"):
         load(checkpoint(config, twice), SECOND)
 
