@@ -26,8 +26,8 @@ from model.checkpoint.stored import Stored
 from model.config.audio import AudioConfig
 from model.config.latent import LatentConfig
 from model.config.model import ModelConfig, QueryTemperature
-from model.network import weights
 from model.network.lora import Lora, LowRank, LowRankPart
+from model.network.tensors import EMBEDDINGS, places
 from model.sharding.shard import shard_of
 from model.tokenizers.tekken import OLD_SPECIAL_TOKENS
 
@@ -65,12 +65,12 @@ def tensors(config: ModelConfig, device: torch.device, skip: Collection[str] = (
     """Random weights. Magnitudes are those of a network at its initialisation; norms are ones, biases zeros."""
     generator = torch.Generator(device).manual_seed(0)
     deep = (2 * config.n_layers) ** -0.5
-    for name, place in weights.places(shard_of(config)):
+    for name, place in places(shard_of(config)):
         value = 0.0 if name.endswith(".bias") else 1.0
         tensor = torch.full(place.shape, value, dtype=getattr(torch, config.dtype), device=device)
         if len(place.shape) > 1:
             gain = deep if name.endswith(("wo.weight", "w2.weight")) else 1.0
-            width = 1 if name == weights.EMBEDDINGS else place.shape[1]
+            width = 1 if name == EMBEDDINGS else place.shape[1]
             tensor.normal_(0.0, gain * width**-0.5, generator=generator)
         if name not in skip:
             yield name, Stored(tensor)

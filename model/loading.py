@@ -34,6 +34,7 @@ from model.network.adapters import AdapterStore, count_values, read_adapter
 from model.network.compiled import compiled_network
 from model.network.group import Group
 from model.network.kernels import leave_to_torch
+from model.network.tensors import elsewhere
 from model.network.transformer import Transformer
 from model.options import DRAFT_TOKENS, RunnerOptions, check_limits
 from model.prefixes import prefix_files
@@ -175,7 +176,7 @@ def read(setup: Setup, checkpoint: Checkpoint, progress: Progress, group: Group 
         model,
         setup.shard,
         checkpoint.rotation,
-        _lean(checkpoint.tensors(weights.elsewhere(setup.shard))),
+        _lean(checkpoint.tensors(elsewhere(setup.shard))),
         setup.activations,
         setup.device,
         lambda done: progress("loading weights", done),

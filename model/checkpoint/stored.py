@@ -11,7 +11,6 @@ from model.checkpoint.blocks import Blocks, check_finite, joined
 from model.checkpoint.gguf import blocks as gguf
 from model.checkpoint.gguf.values import block_of
 from model.kernels.groups import BLOCK_GROUP, NVFP4_GROUP
-from model.sharding.shard import TensorPart
 
 VALUES_AT_ONCE = 2**18
 """Values that are decoded or quantized at once: float32 copies then take 1 MiB, which the cache of a core holds."""
@@ -86,10 +85,10 @@ class Stored:
             own=range(first - begin, stop - begin),
         )
 
-    def part(self, part: TensorPart) -> "Stored":
-        """Cut out a part of the weight: of one that is mapped from a file, only the part is read."""
-        rows = self if part.rows is None else self[part.rows.start : part.rows.stop]
-        return rows if part.columns is None else rows.columns(part.columns)
+    def part(self, rows: range | None = None, columns: range | None = None) -> "Stored":
+        """Cut out these rows and columns, None for all: of a weight that is mapped from a file, only these are read."""
+        own = self if rows is None else self[rows.start : rows.stop]
+        return own if columns is None else own.columns(columns)
 
     def to(self, device: torch.device) -> "Stored":
         """Upload it to a device; GGUF's blocks and 4-bit floats stay on the host, where they are decoded."""

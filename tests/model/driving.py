@@ -28,6 +28,7 @@ from model.network import weights
 from model.network.compiled import CompiledNetwork, compiled_network
 from model.network.latent import HeadProducts
 from model.network.lora import Lora, LowRank, LowRankPart, StepAdapters
+from model.network.tensors import places
 from model.network.transformer import Transformer
 from model.sampling_params import SamplingParams
 from model.sharding.shard import shard_of
@@ -75,7 +76,7 @@ def random_stored(config: ModelConfig, seed: int = 0) -> Iterator[tuple[str, Sto
 def random_tensors(config: ModelConfig, seed: int = 0) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a checkpoint under native names. Their values are large enough to make attention sharp."""
     generator = torch.Generator().manual_seed(seed)
-    for name, place in weights.places(shard_of(config)):
+    for name, place in places(shard_of(config)):
         tensor = torch.randn(place.shape, generator=generator) * (place.shape[-1] ** -0.5) * 1.5
         yield name, 1 + 0.1 * tensor if name.endswith("norm.weight") else tensor
 

@@ -24,7 +24,7 @@ from model.checkpoint.open import Checkpoint
 from model.checkpoint.stored import Stored
 from model.config.model import ModelConfig
 from model.loading import load_from
-from model.network import weights
+from model.network.tensors import places
 from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
 from model.sharding.shard import shard_of
@@ -90,7 +90,7 @@ def unfilled(config: ModelConfig) -> Checkpoint:
     """A checkpoint whose tensors are memory that nobody has written."""
 
     def read(skip: Collection[str]) -> Iterator[tuple[str, Stored]]:
-        for name, place in weights.places(shard_of(config)):
+        for name, place in places(shard_of(config)):
             if name not in skip:
                 yield name, Stored(torch.empty(place.shape, dtype=torch.bfloat16))
 

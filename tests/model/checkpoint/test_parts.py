@@ -9,7 +9,6 @@ from torch import Tensor
 
 from model.checkpoint.blocks import Blocks
 from model.checkpoint.stored import Stored
-from model.sharding.shard import TensorPart
 from tests.model.checkpoint.gguf_files import KINDS, stored
 from tests.model.checkpoint.quantized_files import FORMS, matrix
 
@@ -27,15 +26,15 @@ def floats(found: Stored) -> Tensor:
 
 def check(found: Stored, wanted: Tensor, bounds: tuple[int, ...]) -> None:
     ranges = [range(*pair) for pair in pairwise(bounds)]
-    parts = [found.part(TensorPart(columns=columns)) for columns in ranges]
+    parts = [found.part(columns=columns) for columns in ranges]
     assert [tuple(part.shape) for part in parts] == [(len(wanted), len(columns)) for columns in ranges]
     assert torch.equal(torch.cat([floats(part) for part in parts], dim=1), wanted)
-    assert torch.equal(floats(found.part(TensorPart(range(16, 48), ranges[1]))), wanted[16:48, bounds[1] : bounds[2]])
-    assert torch.equal(floats(found.part(TensorPart(rows=range(8, 33)))), wanted[8:33])
+    assert torch.equal(floats(found.part(range(16, 48), ranges[1])), wanted[16:48, bounds[1] : bounds[2]])
+    assert torch.equal(floats(found.part(rows=range(8, 33))), wanted[8:33])
     order = torch.randperm(len(wanted), generator=torch.Generator().manual_seed(0))
     assert torch.equal(floats(found[order]), wanted[order])
-    middle = found.part(TensorPart(columns=range(64, 512)))
-    assert torch.equal(floats(middle.part(TensorPart(columns=range(32, 96)))), wanted[:, 96:160])  # a part of a part
+    middle = found.part(columns=range(64, 512))
+    assert torch.equal(floats(middle.part(columns=range(32, 96))), wanted[:, 96:160])  # a part of a part
 
 
 @every_cut
@@ -65,7 +64,7 @@ def test_parts_of_whole_blocks_keep_their_integers(name: str) -> None:
     whole = found.blocks()
     assert whole is not None
     for columns in (range(96), range(96, 192), range(192, 512)):
-        same_blocks(found.part(TensorPart(columns=columns)), whole, columns)
+        same_blocks(found.part(columns=columns), whole, columns)
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q5_1", "Q4_K", "IQ4_XS", "Q6_K"])
@@ -73,7 +72,7 @@ def test_parts_of_a_gguf_keep_the_integers_of_the_whole(kind: str, tmp_path: Pat
     found, _ = stored({"q": kind, "k": "Q4_0"}, tmp_path / "m.gguf", n_out=64)["q"]
     whole = found.blocks()
     for columns in (range(96), range(96, 352), range(352, 512)):
-        same_blocks(found.part(TensorPart(columns=columns)), whole, columns)
+        same_blocks(found.part(columns=columns), whole, columns)
 
 
 def same_blocks(part: Stored, whole: Blocks | None, columns: range) -> None:
@@ -93,7 +92,7 @@ def same_blocks(part: Stored, whole: Blocks | None, columns: range) -> None:
 def test_parts_of_rows_with_one_scale_keep_it(name: str) -> None:
     found, _ = matrix(name, 64, 512)
     dtype = torch.float8_e4m3fn if "fp8" in name else torch.int8
-    part = found.part(TensorPart(columns=range(64, 192)))
+    part = found.part(columns=range(64, 192))
     whole, own = found.by_row(dtype), part.by_row(dtype)
     assert whole is not None
     assert own is not None

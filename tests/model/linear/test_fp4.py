@@ -13,7 +13,6 @@ from model.kernels.cpu.records import FORMATS
 from model.linear.compiled import Compiled
 from model.linear.schemes import SCHEMES
 from model.linear.selection import make_linear
-from model.sharding.shard import TensorPart
 from tests.model.fp4 import GROUPS, meant, random_fp4
 
 pytestmark = pytest.mark.skipif(native.kernels() is None, reason="needs the compiled kernels")
@@ -95,12 +94,12 @@ def test_both_kinds_in_one_projection_become_what_the_scheme_makes_of_them() -> 
 def test_parts_of_the_channels_stay_as_they_are(kind: str) -> None:
     """Those of whole groups; others are decoded."""
     found = matrix(kind, 32, 192)
-    own = found.part(TensorPart(columns=range(64, 128)))
+    own = found.part(columns=range(64, 128))
     assert own.is_whole
     layout, projection = made("int8", 64, (0, own))
     assert layout == kind
     np.testing.assert_allclose(projection(torch.eye(64)).T, weights(found)[:, 64:128].float(), rtol=1e-6)
-    odd = found.part(TensorPart(columns=range(40, 104)))
+    odd = found.part(columns=range(40, 104))
     assert torch.equal(odd.floats(), found.floats()[:, 40:104])
     assert made("int8", 64, (0, odd))[0] == "int8"
 

@@ -11,7 +11,6 @@ from model.linear.compiled import Compiled
 from model.linear.floats import WeightsOnly
 from model.linear.schemes import SCHEMES
 from model.linear.selection import make_linear
-from model.sharding.shard import TensorPart
 from tests.model.driving import CPU
 
 N_OUT, N_ROWS = 40, 5
@@ -28,7 +27,7 @@ CASES = [(scheme, width) for scheme in SCHEMES for width in WIDTHS.get(scheme, (
 def part_of(weight: Tensor, columns: range, scheme: str) -> Projection:
     """The projection of a rank that holds these columns."""
     made = make_linear(len(columns), N_OUT, scheme=scheme)
-    own = Stored(weight).part(TensorPart(columns=columns))
+    own = Stored(weight).part(columns=columns)
     if isinstance(made, WeightsOnly):
         made.assign_weights(made.allocate((), torch.float32, CPU))
     if isinstance(made, WeightsOnly | Compiled):

@@ -17,6 +17,7 @@ from model.checkpoint.stored import Stored
 from model.config.model import ModelConfig
 from model.errors import ModelError
 from model.network import weights
+from model.network.tensors import elsewhere
 from model.network.transformer import Transformer
 from model.sharding.layout import Layout, RankPlace
 from model.sharding.shard import shard_of
@@ -41,7 +42,7 @@ def load(
     shard = shard_of(opened.config, place)
     with torch.device("meta"):
         model = Transformer(shard.config, scheme, shard)
-    tensors = opened.tensors(weights.elsewhere(shard))
+    tensors = opened.tensors(elsewhere(shard))
     weights.load(model, shard, opened.rotation, tensors, torch.float32, CPU, progress)
     return model
 
