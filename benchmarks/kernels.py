@@ -30,8 +30,7 @@ from rich.table import Table
 from model.attention import choose
 from model.attention.rope import RopeRows
 from model.batch import PageTable, Slice, StepBatch
-from model.checkpoint.matrices import Matrix
-from model.checkpoint.quantized.fp4 import Fp4Matrix
+from model.checkpoint.stored import Stored
 from model.kernels.cpu import native
 from model.kernels.groups import MXFP4_GROUP, NVFP4_GROUP
 from model.linear.base import Projection
@@ -70,14 +69,14 @@ def projection(n_in: int, n_out: int, scheme: str) -> Projection:
     return made
 
 
-def weights(n_out: int, n_in: int, scheme: str) -> Matrix:
+def weights(n_out: int, n_in: int, scheme: str) -> Stored:
     """Random weights, as a checkpoint has them that is served in the scheme."""
     if scheme not in FP4:
-        return torch.randn(n_out, n_in) / n_in**0.5
+        return Stored(torch.randn(n_out, n_in) / n_in**0.5)
     group, first = FP4[scheme]
     codes = torch.randint(0, 256, (n_out, n_in // 2), dtype=torch.uint8)
     scales = torch.randint(first, first + 8, (n_out, n_in // group), dtype=torch.uint8)
-    return Fp4Matrix(codes, scales, group, n_in**-0.5)
+    return Stored(codes, "fp4", scales, group, factor=n_in**-0.5)
 
 
 def multiply(projections: list[Projection], x: torch.Tensor) -> Callable[[], object]:

@@ -24,11 +24,12 @@ from model.checkpoint.configs.latent import KEYS
 from model.checkpoint.configs.params import EXPERT_GROUPS
 from model.checkpoint.configs.params import EXPERTS as OWN
 from model.checkpoint.open import Checkpoint
+from model.checkpoint.stored import Stored
 from model.config.audio import AudioConfig
 from model.config.latent import LatentConfig
 from model.config.model import ModelConfig, QueryTemperature
-from model.network import weights
 from model.network.lora import Lora, LowRank, LowRankPart
+from model.network.tensors import EMBEDDINGS, places
 from model.sharding.shard import shard_of
 from model.tokenizers.tekken import OLD_SPECIAL_TOKENS
 
@@ -62,19 +63,19 @@ MEL = {"num_mel_bins": 128, "hop_length": 160, "window_size": 400}
 AUDIO_TOKENS = {24: "[AUDIO]", 25: "[BEGIN_AUDIO]", 34: "[TRANSCRIBE]"}
 
 
-def tensors(config: ModelConfig, device: torch.device, skip: Collection[str] = ()) -> Iterator[tuple[str, Tensor]]:
+def tensors(config: ModelConfig, device: torch.device, skip: Collection[str] = ()) -> Iterator[tuple[str, Stored]]:
     """Random weights. Magnitudes are those of a network at its initialisation; norms are ones, biases zeros."""
     generator = torch.Generator(device).manual_seed(0)
     deep = (2 * config.n_layers) ** -0.5
-    for name, place in weights.places(shard_of(config)):
+    for name, place in places(shard_of(config)):
         value = 0.0 if name.endswith(".bias") else 1.0
         tensor = torch.full(place.shape, value, dtype=getattr(torch, config.dtype), device=device)
         if len(place.shape) > 1:
             gain = deep if name.endswith(("wo.weight", "w2.weight")) else 1.0
-            width = 1 if name == weights.EMBEDDINGS else place.shape[1]
+            width = 1 if name == EMBEDDINGS else place.shape[1]
             tensor.normal_(0.0, gain * width**-0.5, generator=generator)
         if name not in skip:
-            yield name, tensor
+            yield name, Stored(tensor)
 
 
 def checkpoint(config: ModelConfig, device: torch.device) -> Checkpoint:
@@ -84,7 +85,7 @@ def checkpoint(config: ModelConfig, device: torch.device) -> Checkpoint:
 def save(config: ModelConfig, device: torch.device, directory: Path) -> None:
     """Write a checkpoint in Mistral's native format, which vLLM reads too; all layers have the same window."""
     (directory / "params.json").write_text(json.dumps(_params(config)))
-    found = {_native(name): tensor.cpu() for name, tensor in tensors(config, device)}
+    found = {_native(name): stored.values.cpu() for name, stored in tensors(config, device)}
     save_file(found, directory / "consolidated.safetensors")
 
 

@@ -13,9 +13,9 @@ from model.attention.cache import PagePools
 from model.attention.rope import RopeTables
 from model.batch import PoolSpec, PrefixFiles, RunnerInfo
 from model.checkpoint.files import Progress
-from model.checkpoint.matrices import Matrix
 from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.checkpoint.quantized.config import OwnBits
+from model.checkpoint.stored import Stored
 from model.errors import MemoryLack, ModelError, OptionError, one_line
 from model.grammar.archive import pack
 from model.kernels.cpu import native
@@ -34,6 +34,7 @@ from model.network.adapters import AdapterStore, count_values, read_adapter
 from model.network.compiled import compiled_network
 from model.network.group import Group
 from model.network.kernels import leave_to_torch
+from model.network.tensors import elsewhere
 from model.network.transformer import Transformer
 from model.options import DRAFT_TOKENS, RunnerOptions, check_limits
 from model.prefixes import prefix_files
@@ -179,7 +180,7 @@ def read(setup: Setup, checkpoint: Checkpoint, progress: Progress, group: Group 
         model,
         setup.shard,
         checkpoint.rotation,
-        _lean(checkpoint.tensors(weights.elsewhere(setup.shard))),
+        _lean(checkpoint.tensors(elsewhere(setup.shard))),
         setup.activations,
         setup.device,
         lambda done: progress("loading weights", done),
@@ -210,7 +211,7 @@ def _naming(path: str) -> Iterator[None]:
         raise ModelError(f"adapter {path}: {error}") from error
 
 
-def _lean(tensors: Iterable[tuple[str, Matrix]]) -> Iterator[tuple[str, Matrix]]:
+def _lean(tensors: Iterable[tuple[str, Stored]]) -> Iterator[tuple[str, Stored]]:
     """Yield the tensors. Between them, return the memory that decoded pieces have left behind."""
     values = 0
     for name, matrix in tensors:

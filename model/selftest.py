@@ -15,7 +15,7 @@ from model.attention.base import Attention
 from model.attention.rope import RopeRows
 from model.attention.sdpa import SdpaAttention
 from model.batch import PageTable, Slice, StepBatch
-from model.checkpoint.gguf.blocks import quantize8
+from model.checkpoint.stored import Stored
 from model.config.latent import Heads
 from model.config.model import ModelConfig
 from model.errors import OptionError, one_line
@@ -170,7 +170,7 @@ def product_checks(
     adapted = DTYPES[scheme.adapter_dtype(name_of(dtype))]
     limit = max(LIMITS[adapted], SCHEME_LIMITS.get(scheme.name, 0.0))
 
-    def error(kind: Any, plain: Any, *sizes: int, calls: Any, store: Any = torch.clone, most: int = most) -> float:
+    def error(kind: Any, plain: Any, *sizes: int, calls: Any, store: Any = Stored, most: int = most) -> float:
         """Compare a block with one in float32 by PyTorch, for rows on both sides of each change of kernels."""
         make = numbers(device)
         with torch.device("meta"):
@@ -194,7 +194,8 @@ def product_checks(
         lambda block, x: block.w2(block.w13.gate(block.w13(x))),  # a gate by itself, as between products with adapters
         lambda block, x: block.w13(x),
     )
-    for store in (torch.clone, quantize8) if scheme.name == "int4" else (torch.clone,):  # int4 has two layouts
+    among = partial(Stored, layout="groups")
+    for store in (Stored, among) if scheme.name == "int4" else (Stored,):  # int4 has two layouts
         yield "products", partial(error, *blocks, dim, HIDDEN_DIM, calls=calls, store=store), limit
     if n_experts:
         moe = partial(CompiledMoE if scheme.compiled else MoE, scheme=scheme.name)
@@ -203,7 +204,9 @@ def product_checks(
         yield "experts", partial(error, moe, MoE, *sizes, calls=calls[:1], most=most), limit
 
 
-def _fill(block: nn.Module, plain: nn.Module, make: Make, dtype: torch.dtype, store: Callable[[Tensor], Any]) -> None:
+def _fill(
+    block: nn.Module, plain: nn.Module, make: Make, dtype: torch.dtype, store: Callable[[Tensor], Stored]
+) -> None:
     """Give a block random weights, and `plain` the same as they are stored, in float32."""
     if isinstance(block, MoE) and not isinstance(block, CompiledMoE):
         block.reserve(dtype, make(1).device)
@@ -218,7 +221,7 @@ def _fill(block: nn.Module, plain: nn.Module, make: Make, dtype: torch.dtype, st
     leave_to_torch(plain, OWNERS)
 
 
-def _filled(part: Floats | Compiled, make: Make, dtype: torch.dtype, store: Callable[[Tensor], Any]) -> Tensor:
+def _filled(part: Floats | Compiled, make: Make, dtype: torch.dtype, store: Callable[[Tensor], Stored]) -> Tensor:
     """Return the weights that a projection now has. Compiled schemes round nothing: a group has values of both ends."""
     matrix = (make((part.n_out, part.n_in)) * 1.3).clamp(-1.9, 1.9).floor() * 2 + 1  # -3, -1, 1 and 3
     matrix[:, ::32], matrix[:, 1::32] = 3, -3
@@ -230,7 +233,7 @@ def _filled(part: Floats | Compiled, make: Make, dtype: torch.dtype, store: Call
         part.assign_weights(part.allocate((), dtype, matrix.device))
     assert part.weights is not None
     if isinstance(part, WeightsOnly):
-        part.take(0, matrix)
+        part.take(0, store(matrix))
         return part.dequantize(part.weights, slice(None))
     return part.weights.values.copy_(matrix).float()
 

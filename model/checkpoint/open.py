@@ -7,19 +7,17 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from torch import Tensor
-
 from model.checkpoint.config import gguf_config, read_config
 from model.checkpoint.experts import split_experts
 from model.checkpoint.files import DTYPES, ShardFile, find_shards, fingerprint, layout, read_shard
 from model.checkpoint.gguf.open import GgufModel, open_gguf
 from model.checkpoint.gguf.weights import read_weights
-from model.checkpoint.matrices import Matrix
 from model.checkpoint.model_files import is_gguf
 from model.checkpoint.names import canonical_name
 from model.checkpoint.quantized.config import OwnBits, WeightKind, read_quantization
-from model.checkpoint.quantized.parts import own_bits, quantized_part, stored_weights
+from model.checkpoint.quantized.parts import own_bits, quantized_part, weight_parts
 from model.checkpoint.quantized.weights import matrices
+from model.checkpoint.stored import Stored
 from model.config.model import ModelConfig
 from model.errors import ModelError, one_line, short
 
@@ -38,14 +36,14 @@ class Checkpoint:
 
     config: ModelConfig
     rotation: Literal["half", "adjacent"]
-    read: Callable[[Collection[str]], Iterator[tuple[str, Matrix]]]
+    read: Callable[[Collection[str]], Iterator[tuple[str, Stored]]]
     files: tuple[tuple[Path, tuple[int, ...]], ...] = ()
     kind: WeightKind = "floats"
     summary: str = ""
     own_bits: OwnBits = None
 
-    def tensors(self, skip: Collection[str] = ()) -> Iterator[tuple[str, Matrix]]:
-        """Yield native names and matrices in the file's own format, each weight once, but not those in `skip`."""
+    def tensors(self, skip: Collection[str] = ()) -> Iterator[tuple[str, Stored]]:
+        """Yield native names and weights in the file's own format, each weight once, but not those in `skip`."""
         return self.read(skip)
 
     @property
@@ -75,7 +73,7 @@ def open_checkpoint(directory: Path, *, max_model_len: int | None = None) -> Che
     config = read_config(directory, max_model_len=max_model_len)
     rotation: Literal["half", "adjacent"] = "half" if layout(directory) == "hf" else "adjacent"
     if (found := read_quantization(directory)) is not None:
-        weights = stored_weights(shards)
+        weights = weight_parts(shards)
         bits = own_bits(weights, found, tied_head=config.tied_head)
         return Checkpoint(config, rotation, partial(matrices, weights, found), files, found.kind, found.summary, bits)
     for shard in shards:
@@ -83,14 +81,14 @@ def open_checkpoint(directory: Path, *, max_model_len: int | None = None) -> Che
     return Checkpoint(config, rotation, partial(_tensors, shards, config.n_experts), files)
 
 
-def _gguf_weights(model: GgufModel, skip: Collection[str]) -> Iterator[tuple[str, Matrix]]:
+def _gguf_weights(model: GgufModel, skip: Collection[str]) -> Iterator[tuple[str, Stored]]:
     yield from read_weights(model.index, skip)
     if model.encoder is not None:
         yield from read_weights(model.encoder.index, skip)
 
 
-def _tensors(shards: Sequence[ShardFile], n_experts: int, skip: Collection[str]) -> Iterator[tuple[str, Tensor]]:
-    """Yield native names and tensors, one file open at a time. Their bytes are read from the file as they are used."""
+def _tensors(shards: Sequence[ShardFile], n_experts: int, skip: Collection[str]) -> Iterator[tuple[str, Stored]]:
+    """Yield native names and weights, one file open at a time. Their bytes are read from the file as they are used."""
     from safetensors import SafetensorError, safe_open
 
     for path in (shard.path for shard in shards):

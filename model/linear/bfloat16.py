@@ -3,7 +3,7 @@
 All variants of the kernels add in one order of the channels, and a row's result depends on no other row.
 """
 
-from model.checkpoint.matrices import Matrix
+from model.checkpoint.stored import Stored
 from model.kernels.cpu.packed import bfloat16
 from model.linear.compiled import Compiled
 from model.linear.schemes import SCHEMES
@@ -14,5 +14,5 @@ class BFloat16Linear(Compiled):
 
     scheme = SCHEMES["bfloat16"]
 
-    def store(self, first: int, rows: Matrix) -> None:
+    def store(self, first: int, rows: Stored) -> None:
         self._fill(bfloat16, first, rows)

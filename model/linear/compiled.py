@@ -1,12 +1,11 @@
 """Projections in the compiled kernels of a CPU."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from torch import Tensor
 
-from model.checkpoint.matrices import Matrix, parts
-from model.checkpoint.quantized.fp4 import Fp4Matrix
+from model.checkpoint.stored import Stored
 from model.kernels.cpu import native
 from model.kernels.cpu.packed import PackedWeights
 from model.linear import fp4
@@ -23,36 +22,37 @@ class Compiled(Projection):
         super().__init__(n_in, n_out)
         self._kernels = native.needed()
         self._missing = n_out
-        self._held: dict[int, Fp4Matrix] = {}  # by first row, until all are there
+        self._held: dict[int, Stored] = {}  # 4-bit floats by first row, until all are there
 
-    def take(self, first: int, rows: Matrix) -> None:
+    def take(self, first: int, rows: Stored) -> None:
         """Store rows `first..` [n, n_in] of the checkpoint. The projection is ready when all rows are stored."""
         self._missing -= len(rows)
-        if isinstance(rows, Fp4Matrix):
+        if rows.layout == "fp4":
             self._held[first] = rows
         else:
             self.store(first, rows)
         if self._held and not self._missing:
-            self._store_held([(at, self._held.pop(at)) for at in sorted(self._held)])
+            self._store_held()
 
-    def _store_held(self, held: Sequence[tuple[int, Fp4Matrix]]) -> None:
+    def _store_held(self) -> None:
         """Keep the rows in 4-bit floats if they are all, else store them as others."""
-        parts = [part for _, part in held]
+        held = {first: self._held.pop(first) for first in sorted(self._held)}
+        parts = list(held.values())
         if sum(map(len, parts)) == self.n_out and fp4.fits(parts):
             self.packed = fp4.pack(self._kernels, parts)
             return
-        for first, part in held:
+        for first, part in held.items():
             self.store(first, part)
 
     @abstractmethod
-    def store(self, first: int, rows: Matrix) -> None:
+    def store(self, first: int, rows: Stored) -> None:
         """Do `take` in the layout of the scheme."""
 
-    def _fill(self, allocate: Callable[[int, int], PackedWeights], first: int, rows: Matrix) -> None:
+    def _fill(self, allocate: Callable[[int, int], PackedWeights], first: int, rows: Stored) -> None:
         """Do `store` by the kernels. The first call allocates memory for n_out and n_in."""
         if self.packed is None:
             self.packed = allocate(self.n_out, self.n_in)
-        for part in [rows] if isinstance(rows, Tensor) else parts(rows):
+        for part in [rows.values] if rows.layout == "floats" else rows.parts():
             self._kernels.quantize(self.packed, first, part)
             first += len(part)
 

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.checkpoint.matrices import Matrix, parts
-from model.checkpoint.quantized.matrices import QuantizedMatrix
+from model.checkpoint.stored import Stored
 from model.kernels import cuda as triton
 from model.kernels.cuda.layouts import FEW_ROWS, DeviceWeights
 from model.linear.base import Projection, RMSNorm, RowAdapters, swiglu
@@ -94,18 +93,18 @@ class WeightsOnly(Floats):
     def dequantize(self, weights: DeviceWeights, rows: slice) -> Tensor:
         """Dequantize these rows of W, [n, n_in] float32, in PyTorch."""
 
-    def take(self, first: int, rows: Matrix) -> None:
+    def take(self, first: int, rows: Stored) -> None:
         """Store rows `first..` [n, n_in] of the checkpoint, unchanged if they have one scale an output in this type.
 
         Raises ValueError for a value that is not finite.
         """
         weights = self.weights
         assert weights is not None, "no memory has been assigned"
-        if isinstance(rows, QuantizedMatrix) and (own := rows.by_row(weights.values.dtype)) is not None:
+        if (own := rows.by_row(weights.values.dtype)) is not None:
             place = slice(first, first + len(rows))
             weights.values[place], weights.tables[0][place] = own
             return
-        for part in parts(rows):
+        for part in rows.parts():
             values = part.to(weights.values.device).float()
             if not values.isfinite().all():
                 raise ValueError("a value is not finite")

@@ -7,23 +7,25 @@ are added in float32, in order. A row's result therefore depends on no other row
 
 from collections.abc import Sequence
 
-from model.checkpoint.quantized.fp4 import Fp4Matrix
+from model.checkpoint.stored import Stored
 from model.kernels.cpu import packed
 from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.packed import PackedWeights
 from model.kernels.groups import BLOCK_GROUP
 
 
-def fits(parts: Sequence[Fp4Matrix]) -> bool:
+def fits(parts: Sequence[Stored]) -> bool:
     """Return whether one layout holds these parts of a projection: of one format, in whole groups of 32 channels."""
-    return len({part.group for part in parts}) == 1 and parts[0].shape[1] % BLOCK_GROUP == 0
+    whole = all(part.is_whole for part in parts)
+    return whole and len({part.group for part in parts}) == 1 and parts[0].shape[1] % BLOCK_GROUP == 0
 
 
-def pack(kernels: Kernels, parts: Sequence[Fp4Matrix]) -> PackedWeights:
-    """Pack these as one matrix, one above the other, in memory for the kernels. Raises ValueError as `check` does."""
+def pack(kernels: Kernels, parts: Sequence[Stored]) -> PackedWeights:
+    """Pack these as one matrix, one above the other, for the kernels. Raises ValueError as `check_fp4` does."""
     weights, first = packed.fp4(sum(map(len, parts)), parts[0].shape[1], parts[0].group), 0
     for part in parts:
-        part.check()
-        kernels.pack_fp4(weights, first, part.codes, part.scales, part.factor)
+        part.check_fp4()
+        assert part.scales is not None, "4-bit floats have scales"
+        kernels.pack_fp4(weights, first, part.values, part.scales, part.factor)
         first += len(part)
     return weights

@@ -9,28 +9,30 @@ The sums within a group are exact integers. The groups are added in float32, in 
 on no other row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from model.checkpoint.gguf.blocks import inverse, quantize8
-from model.checkpoint.matrices import (
-    BlockMatrix,
-    Blocks,
-    EncodedMatrix,
-    Matrix,
-    common_form,
-    in_form,
-    parts,
-)
-from model.checkpoint.quantized.fp4 import Fp4Matrix
+from model.checkpoint.blocks import BlockForm, Blocks, inverse, joined, quantize8, widest
+from model.checkpoint.gguf.blocks import form_of
+from model.checkpoint.stored import Stored
 from model.kernels.cpu import packed
 from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.packed import PackedWeights
 from model.kernels.groups import BLOCK_GROUP
 from model.linear.compiled import Compiled
 from model.linear.schemes import SCHEMES
+
+
+class Part(NamedTuple):
+    """Some rows of a projection: their number and form, their pieces, and the rows that are still as in the file."""
+
+    n_out: int
+    form: BlockForm
+    pieces: Iterable[Blocks]
+    rows: Stored | None = None
 
 
 class Int4Linear(Compiled):
@@ -40,54 +42,57 @@ class Int4Linear(Compiled):
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__(n_in, n_out)
-        self._parts: dict[int, list[Blocks]] = {}  # by first row, until all are there
+        self._parts: dict[int, Part] = {}  # by first row, until all are there
 
-    def store(self, first: int, rows: Matrix) -> None:
-        self._parts[first] = _blocks(rows)
-        if sum(len(piece) for part in self._parts.values() for piece in part) < self.n_out:
-            return
-        pieces = [piece for at in sorted(self._parts) for piece in self._parts.pop(at)]
-        self.packed = _packed(self._kernels, pieces)
+    def store(self, first: int, rows: Stored) -> None:
+        self._parts[first] = _part(rows)
+        if sum(part.n_out for part in self._parts.values()) == self.n_out:
+            parts = [self._parts.pop(at) for at in sorted(self._parts)]
+            stored = [part.rows for part in parts if part.rows is not None and part.rows.is_superblocks]
+            is_q4_k = len(stored) == len(parts)
+            self.packed = _superblocks(self._kernels, stored) if is_q4_k else _packed(self._kernels, self.n_in, parts)
 
 
-def _packed(kernels: Kernels, parts: Sequence[Blocks]) -> PackedWeights:
-    """Pack these as one matrix, one above the other, in memory for the kernels."""
-    if all(isinstance(piece, EncodedMatrix) and piece.is_superblocks for piece in parts):
-        return _superblocks(kernels, parts)  # type: ignore[arg-type]
-    n_bytes, with_minima = form = common_form(parts)
-    weights = packed.blocks(sum(map(len, parts)), parts[0].shape[1], n_bytes, with_minima=with_minima)
-    first = 0
-    for piece in in_form(parts, form):
+def _part(rows: Stored) -> Part:
+    """Return the rows in blocks. Those of GGUF that are decoded stay in the file until all rows are there.
+
+    Raises ValueError for a value that is not finite: a scale or a minimum of its group is not either.
+    """
+    pieces = (_blocks(piece) for piece in ([rows] if rows.is_blocks else rows.pieces()))
+    if rows.layout == "gguf" and not rows.is_blocks:
+        return Part(len(rows), form_of(rows.kind), pieces, rows)
+    found = list(pieces)
+    return Part(len(rows), widest(piece.form for piece in found), found)
+
+
+def _blocks(piece: Stored) -> Blocks:
+    """Return the file's blocks, or quantize to 4 bits in a checkpoint of floats, else to 8."""
+    if (own := piece.blocks()) is not None:
+        return own
+    quantize = quantize4 if piece.layout == "floats" else quantize8
+    return quantize(piece.floats().float()).checked()
+
+
+def _packed(kernels: Kernels, n_in: int, parts: Sequence[Part]) -> PackedWeights:
+    """Pack these as one matrix, one above the other."""
+    n_out, form, first = sum(part.n_out for part in parts), widest(part.form for part in parts), 0
+    weights = packed.blocks(n_out, n_in, form[0], with_minima=form[1])
+    for piece in (piece.in_form(form) for part in parts for piece in part.pieces):
         kernels.pack(weights, first, piece.quants, piece.scales, piece.mins)
         first += len(piece)
     return weights
 
 
-def _superblocks(kernels: Kernels, parts: Sequence[EncodedMatrix]) -> PackedWeights:
-    """Pack matrices of Q4_K in the bits of the file. Products have the bits of `EncodedMatrix.blocks`."""
-    weights = packed.superblocks(sum(map(len, parts)), parts[0].shape[1])
-    first = 0
-    for piece in parts:
-        kernels.pack_superblocks(weights, first, piece.data)
-        first += len(piece)
+def _superblocks(kernels: Kernels, parts: Sequence[Stored]) -> PackedWeights:
+    """Pack matrices of Q4_K in the bits of the file. Products have the bits of `Stored.blocks`."""
+    weights, first = packed.superblocks(sum(map(len, parts)), parts[0].shape[1]), 0
+    for part in parts:
+        kernels.pack_superblocks(weights, first, part.values)
+        first += len(part)
     return weights
 
 
-def _blocks(rows: Matrix) -> list[Blocks]:
-    """Return the rows in blocks. Groups of a file that can become blocks stay in the file until all rows are there.
-
-    Raises ValueError for a value that is not finite: a scale or a minimum of its group is not either.
-    """
-    if not isinstance(rows, Tensor | Fp4Matrix) and rows.block_form() is not None:
-        return [rows]
-    quantize = quantize4 if isinstance(rows, Tensor) else quantize8
-    found = [quantize(part.float()) for part in parts(rows)]
-    for piece in found:
-        piece.block_form()
-    return list(found)
-
-
-def quantize4(weight: Tensor) -> BlockMatrix:
+def quantize4(weight: Tensor) -> Blocks:
     """Quantize weight [n, k] float32 to 4 bits: a group's minimum is its smallest value, its scale 1/15 of its range.
 
     Worked example: a group from -1.0 to 2.0 has minimum -1.0 and scale 0.2 (in float16); 0.5 becomes 8 and means 0.6.
@@ -97,4 +102,4 @@ def quantize4(weight: Tensor) -> BlockMatrix:
     mins, scales = smallest.half(), ((largest - smallest) / 15).half()
     steps = (groups - mins.float()[:, :, None]) * inverse(scales)[:, :, None]
     q = steps.round_().clamp_(0, 15).to(torch.uint8)
-    return BlockMatrix(q[..., :16] | q[..., 16:] << 4, scales, mins)
+    return Blocks(joined(q), scales, mins)

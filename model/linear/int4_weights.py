@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from model.checkpoint.matrices import Matrix, pieces
-from model.checkpoint.quantized.matrices import QuantizedMatrix
+from model.checkpoint.stored import Stored
 from model.kernels.cuda.layouts import DeviceWeights
 from model.kernels.groups import INT4_GROUP
 from model.linear.base import TINY
@@ -27,11 +26,10 @@ class Int4Weights(WeightsOnly):
             tuple(torch.empty(tables, dtype=dtype, device=device) for dtype in (torch.bfloat16, torch.uint8)),
         )
 
-    def take(self, first: int, rows: Matrix) -> None:
+    def take(self, first: int, rows: Stored) -> None:
         """Store groups of 4 bits as they are, their scales in bfloat16."""
-        for part in pieces(rows):
-            own = part.four_bits(INT4_GROUP) if isinstance(part, QuantizedMatrix) else None
-            if own is None:
+        for part in rows.pieces():
+            if (own := part.four_bits(INT4_GROUP)) is None:
                 super().take(first, part)
             else:
                 assert self.weights is not None, "no memory has been assigned"

@@ -6,8 +6,7 @@ two bytes (levels.h).
 
 import torch
 
-from model.checkpoint.matrices import Matrix
-from model.checkpoint.quantized.matrices import QuantizedMatrix
+from model.checkpoint.stored import Stored
 from model.kernels.cpu.packed import int8, put_int8
 from model.linear.compiled import Compiled
 from model.linear.schemes import SCHEMES
@@ -18,9 +17,8 @@ class Int8Linear(Compiled):
 
     scheme = SCHEMES["int8"]
 
-    def store(self, first: int, rows: Matrix) -> None:
-        own = rows.by_row(torch.int8) if isinstance(rows, QuantizedMatrix) else None
-        if own is None:
+    def store(self, first: int, rows: Stored) -> None:
+        if (own := rows.by_row(torch.int8)) is None:
             self._fill(int8, first, rows)
             return
         self.packed = self.packed or int8(self.n_out, self.n_in)

@@ -10,7 +10,7 @@ from model.checkpoint.configs.fields import present_shards
 from model.checkpoint.gguf.open import open_gguf
 from model.checkpoint.model_files import is_gguf
 from model.checkpoint.quantized.config import OwnBits, WeightKind, read_quantization
-from model.checkpoint.quantized.parts import own_bits, stored_weights
+from model.checkpoint.quantized.parts import own_bits, weight_parts
 from model.config.model import VALUE_BYTES, ModelConfig
 from model.decide import Decision, decide, encoder_bytes, planned
 from model.linear import schemes
@@ -253,7 +253,7 @@ def _stored(directory: Path, config: ModelConfig) -> tuple[WeightKind, OwnBits, 
     if quantization is None:
         return "floats", None, ""
     if shards := present_shards(directory):
-        bits = own_bits(stored_weights(shards), quantization, tied_head=config.tied_head)
+        bits = own_bits(weight_parts(shards), quantization, tied_head=config.tied_head)
     else:
         bits = quantization.bits_with_head(config)
     return quantization.kind, bits, quantization.summary

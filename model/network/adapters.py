@@ -18,13 +18,12 @@ from model.errors import ModelError, size
 from model.kernels.cpu.records import TARGETS
 from model.machine.device import free_bytes, name_of
 from model.network.lora import Lora, LowRank, LowRankPart
+from model.network.tensors import HEAD, TensorPlace, places
 from model.network.transformer import Transformer
-from model.network.weights import TensorPlace, places
 from model.sharding.shard import shard_of
 
 log = logging.getLogger(__name__)
 
-HEAD = "output.weight"
 BLANK_RANK = 16
 OpenAndRead = Callable[[Path], tuple[str, Lora]]
 """Reads an adapter and its fingerprint. Raises ModelError."""

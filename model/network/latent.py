@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from model.attention.base import Attention
 from model.attention.cache import LayerCache
 from model.attention.rope import RopeRows
-from model.checkpoint.matrices import Matrix, parts
+from model.checkpoint.stored import Stored
 from model.config.latent import LatentConfig
 from model.config.model import ModelConfig
 from model.kernels.cpu import native
@@ -81,9 +81,9 @@ class Expansion(nn.Module):
         keys = torch.einsum("sc,hcn->shn", latents, self.absorb.weight[heads])
         return keys, torch.einsum("sc,hvc->shv", latents, self.values.weight[heads])
 
-    def take(self, rows: Matrix, dtype: torch.dtype, device: torch.device) -> None:
+    def take(self, rows: Stored, dtype: torch.dtype, device: torch.device) -> None:
         """Use the checkpoint's matrix, [n_heads (qk_nope_head_dim + v_head_dim), kv_lora_rank]."""
-        whole = torch.cat([part.float() for part in parts(rows)]).to(device)
+        whole = torch.cat([part.float() for part in rows.parts()]).to(device)
         if not whole.isfinite().all():
             raise ValueError("a value is not finite")
         keys, values = whole.unflatten(0, (-1, sum(self._rows))).split(self._rows, dim=1)

@@ -1,10 +1,8 @@
-"""One rank's shard of a model: its layers, the sizes of its part of them, and its part of each tensor."""
+"""One rank's shard of a model: its layers, and the sizes of its part of them."""
 
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from model.config.latent import LatentConfig
 from model.config.model import ModelConfig, StageConfig
 from model.errors import OptionError
 from model.sharding.layout import SINGLE, Layout, RankPlace
@@ -14,18 +12,6 @@ VOCAB_MULTIPLE = 16
 """Rows of embeddings and head are split at multiples of this: the CPU's kernels store 16 outputs together."""
 LARGEST_TENSOR = 64
 """Sizes up to this are named in the error about a size that does not fit."""
-LAYER = re.compile(r"layers\.(\d+)\.(.+)\.weight")
-
-
-@dataclass(frozen=True, slots=True)
-class TensorPart:
-    """A part of a tensor: some rows, some columns (of its second dimension); None for all."""
-
-    rows: range | None = None
-    columns: range | None = None
-
-
-WHOLE = TensorPart()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,38 +58,6 @@ class Shard:
         n_absent = config.n_experts - len(self.experts)
         absent = sum(map(config.is_sparse, all_layers)) * n_absent * 3 * config.dim * config.expert_dim
         return sum(map(config.layer_parameters, all_layers)) - absent
-
-    def part(self, name: str) -> TensorPart | None:
-        """Return its part of the tensor with this native name; None if it holds nothing of it."""
-        if (found := LAYER.fullmatch(name)) is not None:
-            return self._layer_part(found[2]) if int(found[1]) in self.layers else None
-        if name == "tok_embeddings.weight":
-            return TensorPart(rows=self.vocab) if self.has_embeddings else None
-        if name == "output.weight":
-            return TensorPart(rows=self.vocab) if self.place.is_last else None
-        if name == "norm.weight":
-            return WHOLE if self.place.is_last else None
-        return WHOLE if self.place.is_first else None  # the encoder of images or audio
-
-    def _layer_part(self, name: str) -> TensorPart | None:
-        tensor, rank = self.place.layout.tensor, self.place.tensor_rank
-        if name.startswith("attention."):
-            return _attention_part(self, name.removeprefix("attention."))
-        if name in ("attention_norm", "ffn_norm", "feed_forward.gate"):
-            return WHOLE
-        path = name.removeprefix("feed_forward.").split(".")
-        if path[0] == "experts":
-            if self.place.layout.experts:
-                return WHOLE if int(path[1]) in self.experts else None
-            width = self.whole.expert_dim
-        elif path[0] == "shared_experts":
-            if self.place.layout.experts:
-                return WHOLE if rank == 0 else None
-            width = self.whole.shared_dim
-        else:
-            width = self.whole.hidden_dim
-        share = _share(width, tensor, rank)
-        return TensorPart(columns=share) if path[-1] == "w2" else TensorPart(rows=share)
 
 
 def shard_of(config: ModelConfig, place: RankPlace = SINGLE, bits: StoredBits = ALIKE) -> Shard:
@@ -177,31 +131,6 @@ def _obstacles(config: ModelConfig, n: int, *, experts: bool) -> Iterator[str]:
         yield f"a vocabulary of {config.vocab_size} in parts of {VOCAB_MULTIPLE}"
 
 
-_OF_HEADS: Mapping[str, Callable[[LatentConfig], int]] = {
-    "wq": lambda latent: latent.head_dim,
-    "wq_b": lambda latent: latent.head_dim,
-    "wkv_b": lambda latent: latent.qk_nope_head_dim + latent.v_head_dim,
-    "wo": lambda latent: latent.v_head_dim,
-}
-"""The weights of latent attention that have a part for each head, and the sizes of these parts."""
-
-
-def _attention_part(shard: Shard, name: str) -> TensorPart:
-    whole, (n, rank) = shard.whole, (shard.place.layout.tensor, shard.place.tensor_rank)
-    heads = _share(whole.n_heads, n, rank)
-    if whole.latent is not None:
-        if name not in _OF_HEADS:
-            return WHOLE
-        width = _OF_HEADS[name](whole.latent)
-        rows = range(heads.start * width, heads.stop * width)
-        return TensorPart(columns=rows) if name == "wo" else TensorPart(rows=rows)
-    if name in ("wk", "wv"):
-        # More ranks than heads: consecutive ranks hold the same head, which their heads of queries share.
-        heads = _share(whole.n_kv_heads, n, rank) if n <= whole.n_kv_heads else _one(rank * whole.n_kv_heads // n)
-    rows = range(heads.start * whole.head_dim, heads.stop * whole.head_dim)
-    return TensorPart(columns=rows) if name == "wo" else TensorPart(rows=rows)
-
-
 def _vocab_part(vocab_size: int, n_parts: int, part: int) -> range:
     """Return rows of the embeddings. Worked example: 96 tokens are 6 times 16; four parts have 16, 32, 16 and 32."""
     n_units = -(-vocab_size // VOCAB_MULTIPLE)
@@ -212,7 +141,3 @@ def _vocab_part(vocab_size: int, n_parts: int, part: int) -> range:
 def _share(n_items: int, n_parts: int, part: int) -> range:
     size = n_items // n_parts
     return range(part * size, (part + 1) * size)
-
-
-def _one(item: int) -> range:
-    return range(item, item + 1)

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from model.checkpoint.matrices import Matrix, parts
 from model.checkpoint.open import open_checkpoint
+from model.checkpoint.stored import Stored
 from tests.model.checkpoint.quantized_files import FORMS
 from tests.model.fp4 import nearest
 
@@ -38,6 +38,6 @@ def in_nvfp4(source: Path, directory: Path) -> Path:
     return directory
 
 
-def whole(matrix: Matrix) -> Tensor:
+def whole(matrix: Stored) -> Tensor:
     """The matrix in float32."""
-    return torch.cat([part.float() for part in parts(matrix)])
+    return torch.cat([part.float() for part in matrix.parts()])

@@ -5,17 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from model.checkpoint.matrices import Matrix
-from model.checkpoint.quantized.fp4 import Fp4Matrix
+from model.checkpoint.stored import Stored
 from model.loading import load_from
 from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
 from model.step.runner import ModelRunner
 from service.engine.scheduling.scheduler import Scheduler
 from tests.e2e.without_server import serve, serve_with
-from tests.model.driving import EXPERTS, checkpoint, random_tensors, tiny
+from tests.model.driving import EXPERTS, checkpoint, random_stored, tiny
 from tests.model.fp4 import nearest
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, logprobs=3)
@@ -35,17 +33,16 @@ def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     config = tiny((None, None, 40, None), **SIZES)
     directory: Path = tmp_path_factory.mktemp("sparse")
     chosen = {key: value for key, value in request.param.items() if key != "experts"}
-    tensors: list[tuple[str, Matrix]] = [*random_tensors(config)]
+    tensors = list(random_stored(config))
     if "experts" in request.param:
         tensors = [(name, in_nvfp4(matrix) if ".experts." in name else matrix) for name, matrix in tensors]
     options = RunnerOptions(model=str(directory), device="cpu", max_model_len=256, **chosen)
     return load_from(checkpoint(config, tensors), options, lambda stage, done: None)
 
 
-def in_nvfp4(matrix: Matrix) -> Fp4Matrix:
-    assert isinstance(matrix, Tensor)
-    codes, scales, divisor = nearest(matrix)
-    return Fp4Matrix(codes, scales.view(torch.uint8), 16, 1 / divisor)
+def in_nvfp4(matrix: Stored) -> Stored:
+    codes, scales, divisor = nearest(matrix.values)
+    return Stored(codes, "fp4", scales.view(torch.uint8), 16, factor=1 / divisor)
 
 
 def prompt(number: int, length: int) -> list[int]:

@@ -8,6 +8,7 @@ from torch.nn.functional import silu
 
 pytest.importorskip("triton")
 
+from model.checkpoint.stored import Stored
 from model.config.model import ModelConfig
 from model.kernels.cuda import convert, gate, norm, product, routing
 from model.kernels.cuda.layouts import FEW_ROWS, DeviceWeights
@@ -21,7 +22,7 @@ from model.network.transformer import Transformer
 from model.sharding.shard import shard_of
 from tests.gpu.cases import DTYPES, alternating, combined, sized
 from tests.model.attention.reference import ReferenceAttention
-from tests.model.driving import CPU, Driver, random_tensors, tiny
+from tests.model.driving import CPU, Driver, random_stored, tiny
 from tests.model.kernels.triton_case import LAYOUTS, NAMES, poisoned, stacked, weights_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
@@ -190,7 +191,7 @@ def test_experts_in_a_graph() -> None:
 def network(config: ModelConfig, scheme: str, dtype: torch.dtype, device: torch.device) -> Transformer:
     with torch.device("meta"):
         model = Transformer(config, scheme)
-    weights.load(model, shard_of(config), "half", random_tensors(config), dtype, device, lambda _: None)
+    weights.load(model, shard_of(config), "half", random_stored(config), dtype, device, lambda _: None)
     return model.eval()
 
 
@@ -218,7 +219,7 @@ def test_products_in_fp8() -> None:
     layer = selection.PROJECTIONS["fp8"](512, 384)
     layer.assign_weights(layer.allocate((), torch.bfloat16, GPU))
     matrix = torch.randn(384, 512)
-    layer.take(0, matrix)
+    layer.take(0, Stored(matrix))
     x = torch.randn(fp8.ROWS + 1, 512).bfloat16()
     (rows, row_scales), (columns, scales) = quantize(x.float()), quantize(matrix)
     expected = (rows.float() * row_scales) @ (columns.float() * scales).T

@@ -24,7 +24,7 @@ from model.sharding.shard import shard_of
 from model.step.masks import Masks
 from model.step.runner import ModelRunner
 from model.warming import step
-from tests.model.driving import checkpoint, random_tensors, tiny
+from tests.model.driving import checkpoint, random_stored, tiny
 from tests.model.grammar.vocabulary import FIRST
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Synchronization debug mode")]
@@ -93,7 +93,7 @@ def encoder(config: ModelConfig, made: Encoder) -> Encoder:
     with torch.device("meta"):
         model = Transformer(config)
         model.encoder = made
-    weights.load(model, shard_of(config), "half", random_tensors(config), torch.bfloat16, GPU, lambda _: None)
+    weights.load(model, shard_of(config), "half", random_stored(config), torch.bfloat16, GPU, lambda _: None)
     return made
 
 

@@ -19,8 +19,8 @@ from model.attention.cache import PagePools
 from model.attention.inputs import PackedInputs
 from model.attention.rope import RopeTables
 from model.batch import PageTable, PoolSpec, Slice, StepBatch
-from model.checkpoint.matrices import Matrix
 from model.checkpoint.open import Checkpoint, open_checkpoint
+from model.checkpoint.stored import Stored
 from model.config.model import ModelConfig
 from model.linear.base import Projection
 from model.linear.floats import WeightsOnly
@@ -28,6 +28,7 @@ from model.network import weights
 from model.network.compiled import CompiledNetwork, compiled_network
 from model.network.latent import HeadProducts
 from model.network.lora import Lora, LowRank, LowRankPart, StepAdapters
+from model.network.tensors import places
 from model.network.transformer import Transformer
 from model.sampling_params import SamplingParams
 from model.sharding.shard import shard_of
@@ -67,19 +68,24 @@ def tiny(windows: Sequence[int | None] = (None, None), **changes: object) -> Mod
     return ModelConfig(**{**values, **changes})  # type: ignore[arg-type]
 
 
+def random_stored(config: ModelConfig, seed: int = 0) -> Iterator[tuple[str, Stored]]:
+    """`random_tensors` as a checkpoint gives them."""
+    return ((name, Stored(tensor)) for name, tensor in random_tensors(config, seed))
+
+
 def random_tensors(config: ModelConfig, seed: int = 0) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a checkpoint under native names. Their values are large enough to make attention sharp."""
     generator = torch.Generator().manual_seed(seed)
-    for name, place in weights.places(shard_of(config)):
+    for name, place in places(shard_of(config)):
         tensor = torch.randn(place.shape, generator=generator) * (place.shape[-1] ** -0.5) * 1.5
         yield name, 1 + 0.1 * tensor if name.endswith("norm.weight") else tensor
 
 
-def checkpoint(config: ModelConfig, tensors: Iterable[tuple[str, Matrix]] | None = None) -> Checkpoint:
+def checkpoint(config: ModelConfig, tensors: Iterable[tuple[str, Stored]] | None = None) -> Checkpoint:
     """A checkpoint of these tensors, else of random weights, for `load_from`."""
 
-    def read(skip: Collection[str]) -> Iterator[tuple[str, Matrix]]:
-        return (pair for pair in (random_tensors(config) if tensors is None else tensors) if pair[0] not in skip)
+    def read(skip: Collection[str]) -> Iterator[tuple[str, Stored]]:
+        return (pair for pair in (random_stored(config) if tensors is None else tensors) if pair[0] not in skip)
 
     return Checkpoint(config, "half", read)
 
@@ -87,7 +93,7 @@ def checkpoint(config: ModelConfig, tensors: Iterable[tuple[str, Matrix]] | None
 def random_model(config: ModelConfig, seed: int = 0, device: torch.device = CPU) -> Transformer:
     with torch.device("meta"):
         model = Transformer(config)
-    weights.load(model, shard_of(config), "half", random_tensors(config, seed), torch.float32, device, lambda _: None)
+    weights.load(model, shard_of(config), "half", random_stored(config, seed), torch.float32, device, lambda _: None)
     return model
 
 
@@ -282,5 +288,5 @@ def quantized(scheme: str, **changes: Any) -> Transformer:
     config = tiny((None, 9), **changes)
     with torch.device("meta"):
         model = Transformer(config, scheme)
-    weights.load(model, shard_of(config), "half", random_tensors(config), torch.float32, CPU, lambda _: None)
+    weights.load(model, shard_of(config), "half", random_stored(config), torch.float32, CPU, lambda _: None)
     return model.eval()

@@ -31,7 +31,7 @@ from model.options import RunnerOptions
 from model.selftest import attention_fault, failing, product_checks
 from model.sharding.shard import shard_of
 from tests.model.attention.attending import CPU, make
-from tests.model.driving import Driver, checkpoint, random_tensors, tiny
+from tests.model.driving import Driver, checkpoint, random_stored, tiny
 from tests.model.kernels.triton_case import poisoned, small_tiles
 
 WIDE = {"dim": 64, "hidden_dim": 64, "head_dim": 16}
@@ -289,7 +289,7 @@ def test_a_network_that_is_left_to_pytorch_runs_no_kernel(scheme: str, monkeypat
     with torch.device("meta"):
         model = Transformer(SPARSE, scheme)
     leave_to_torch(model, {"norms", "products", "experts"})
-    weights.load(model, shard_of(SPARSE), "half", random_tensors(SPARSE), FLOAT32, CPU, lambda _: None)
+    weights.load(model, shard_of(SPARSE), "half", random_stored(SPARSE), FLOAT32, CPU, lambda _: None)
     assert not [part for part in model.modules() if isinstance(part, MoE) and part.stacked is not None]
     assert Driver(model.eval(), SdpaAttention()).whole(range(3)).isfinite().all()
 

@@ -7,157 +7,108 @@ again, to 8 bits. The layouts are those of llama.cpp's ggml-common.h.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from model.checkpoint.block_matrix import BlockMatrix
+from model.checkpoint.blocks import HALF, BlockForm, Blocks, joined, quantize8
 from model.checkpoint.gguf.index import OTHERS, STORED
-from model.checkpoint.gguf.values import dequantized, integers, known_kinds
+from model.checkpoint.gguf.values import dequantized, integers
 from model.kernels.groups import BLOCK_GROUP
 
 AS_THEY_ARE: Mapping[str, int] = {"Q4_0": 2, "Q4_1": 4, "Q8_0": 2}
 """Bytes of float16 before the integers of a group: its scale, Q4_1's minimum."""
-_HALF = BLOCK_GROUP // 2
 _CODES = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.int8)
 """The 16 values of IQ4_NL and IQ4_XS."""
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedMatrix:
-    """A matrix in any other kind of GGUF: `data` is uint8 [n_out, bytes of a row], whole blocks of the kind.
+def form_of(kind: str) -> BlockForm:
+    """Return the form of `blocks` of a kind."""
+    form = STORED.get(kind, OTHERS)
+    return form.value_bits * BLOCK_GROUP // 8, form.has_minima
 
-    `skip` channels of the first block come before those of the matrix.
+
+def blocks(rows: Tensor, kind: str, own: range) -> Blocks:
+    """Return the channels `own` of uint8 [n_out, bytes of a row]: a view of `AS_THEY_ARE`, a copy of all other kinds.
+
+    A kind that does not fit is quantized again, to 8 bits.
     """
-
-    data: Tensor
-    kind: str
-    shape: tuple[int, int]
-    skip: int = 0
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, rows: slice | Tensor) -> "EncodedMatrix":
-        data = self.data[rows]
-        return EncodedMatrix(data, self.kind, (len(data), self.shape[1]), self.skip)
-
-    def columns(self, columns: range) -> "EncodedMatrix":
-        """Select input channels. Other channels of their first and of their last block stay in `data`."""
-        block, n_bytes = next(sizes for name, *sizes in known_kinds().values() if name == self.kind)
-        first, stop = self.skip + columns.start, self.skip + columns.stop
-        data = self.data[:, first // block * n_bytes : -(-stop // block) * n_bytes]
-        return EncodedMatrix(data, self.kind, (len(data), len(columns)), first % block)
-
-    @property
-    def _own(self) -> slice:
-        """Return its channels among those of `data`."""
-        return slice(self.skip, self.skip + self.shape[1])
-
-    def block_form(self) -> tuple[int, bool]:
-        """Return the layout of `blocks`: bytes of integers in a block, and whether there are minima."""
-        form = STORED.get(self.kind, OTHERS)
-        return form.value_bits * BLOCK_GROUP // 8, form.has_minima
-
-    @property
-    def is_superblocks(self) -> bool:
-        """Return whether it has whole blocks of Q4_K, whose scales and minima are finite in float16."""
-        if self.kind != "Q4_K" or self.skip or self.data.shape[1] * 16 != self.shape[1] * 9:
-            return False
-        return _largest_factor(self.data) * 63 <= torch.finfo(torch.float16).max
-
-    def blocks(self) -> BlockMatrix:
-        """Copy into groups of 32. A kind that does not fit is quantized again, to 8 bits.
-
-        Raises ValueError for a scale that is not finite.
-        """
-        decode, own = _DECODERS.get(self.kind), self._own
-        if decode is None:
-            whole = quantize8(EncodedMatrix(self.data, self.kind, (len(self), own.stop)).dequantize())
-        else:
-            whole = decode(self.data)
-        found = whole.columns(range(own.start, own.stop))
-        found.block_form()
-        return found
-
-    def dequantize(self) -> Tensor:
-        """Decode to float32 [n_out, n_in]."""
-        return torch.from_numpy(dequantized(self.data.numpy(), self.kind)[:, self._own])
+    if kind in AS_THEY_ARE:
+        return _as_they_are(rows, kind).columns(own)
+    decode = _DECODERS.get(kind)
+    return quantize8(floats(rows, kind, own)) if decode is None else decode(rows).columns(own)
 
 
-def as_they_are(rows: Tensor, kind: str) -> BlockMatrix:
-    """View a matrix of uint8 [n_out, bytes of a row] as blocks."""
+def floats(rows: Tensor, kind: str, own: range) -> Tensor:
+    """Decode the channels `own` of uint8 [n_out, bytes of a row] to float32."""
+    whole = (
+        _as_they_are(rows, kind).floats() if kind in AS_THEY_ARE else torch.from_numpy(dequantized(rows.numpy(), kind))
+    )
+    return whole[:, own.start : own.stop]
+
+
+def fit_float16(rows: Tensor) -> bool:
+    """Return whether all scales and minima of Q4_K [n, bytes of a row] are finite in float16."""
+    factors = rows.unflatten(1, (-1, 144))[..., :4].contiguous().view(torch.float16).float()
+    return float(factors.abs().max()) * 63 <= torch.finfo(torch.float16).max
+
+
+def _as_they_are(rows: Tensor, kind: str) -> Blocks:
     n_head = AS_THEY_ARE[kind]
-    groups = rows.unflatten(1, (-1, n_head + (BLOCK_GROUP if kind == "Q8_0" else _HALF)))
+    groups = rows.unflatten(1, (-1, n_head + (BLOCK_GROUP if kind == "Q8_0" else HALF)))
     head, quants = groups[..., :n_head].view(torch.float16), groups[..., n_head:]
     mins = head[..., 1] if kind == "Q4_1" else None
-    return BlockMatrix(quants.view(torch.int8) if kind == "Q8_0" else quants, head[..., 0], mins)
+    return Blocks(quants.view(torch.int8) if kind == "Q8_0" else quants, head[..., 0], mins)
 
 
-def quantize8(weight: Tensor) -> BlockMatrix:
-    """Quantize weight [n, k] float32 to 8 bits: a group's scale is its greatest magnitude / 127."""
-    groups = weight.unflatten(1, (-1, BLOCK_GROUP))
-    scales = (groups.abs().amax(dim=2) / 127).half()
-    q = (groups * inverse(scales)[:, :, None]).round_().clamp_(-127, 127)
-    return BlockMatrix(q.to(torch.int8), scales)
-
-
-def inverse(scales: Tensor) -> Tensor:
-    """Return 1 / scale in float32, 0 for the scale 0."""
-    return torch.where(scales != 0, 1 / scales.float(), 0.0)
-
-
-def _q5_0(rows: Tensor) -> BlockMatrix:
+def _q5_0(rows: Tensor) -> Blocks:
     groups = rows.unflatten(1, (-1, 22))
     q = _fifth_bit(groups[..., 2:6], groups[..., 6:]).view(torch.int8) - 16
-    return BlockMatrix(q, _halves(groups, 0))
+    return Blocks(q, _halves(groups, 0))
 
 
-def _q5_1(rows: Tensor) -> BlockMatrix:
+def _q5_1(rows: Tensor) -> Blocks:
     groups = rows.unflatten(1, (-1, 24))
     q = _fifth_bit(groups[..., 4:8], groups[..., 8:]).view(torch.int8)
-    return BlockMatrix(q, _halves(groups, 0), _halves(groups, 2))
+    return Blocks(q, _halves(groups, 0), _halves(groups, 2))
 
 
-def _iq4_nl(rows: Tensor) -> BlockMatrix:
+def _iq4_nl(rows: Tensor) -> Blocks:
     groups = rows.unflatten(1, (-1, 18))
-    return BlockMatrix(_CODES[_nibbles(groups[..., 2:]).int()], _halves(groups, 0))
+    return Blocks(_CODES[_nibbles(groups[..., 2:]).int()], _halves(groups, 0))
 
 
-def _few_bits(kind: str, rows: Tensor) -> BlockMatrix:
+def _few_bits(kind: str, rows: Tensor) -> Blocks:
     values, scales = map(torch.from_numpy, integers(rows.numpy(), kind))
     q = (values.flatten(1).unflatten(1, (-1, BLOCK_GROUP)) + 8).view(torch.uint8)
-    return BlockMatrix(
-        q[..., :_HALF] | q[..., _HALF:] << 4, scales.repeat_interleave(values.shape[2] // BLOCK_GROUP, 1)
-    )
+    return Blocks(joined(q), scales.repeat_interleave(values.shape[2] // BLOCK_GROUP, 1))
 
 
-def _q4_k(rows: Tensor) -> BlockMatrix:
+def _q4_k(rows: Tensor) -> Blocks:
     blocks = rows.unflatten(1, (-1, 144))
     q = _pairs_of_groups(blocks[..., 16:])
-    return BlockMatrix(q[..., :_HALF] | q[..., _HALF:] << 4, *_scales_and_minima(blocks))
+    return Blocks(joined(q), *_scales_and_minima(blocks))
 
 
-def _q5_k(rows: Tensor) -> BlockMatrix:
+def _q5_k(rows: Tensor) -> Blocks:
     blocks = rows.unflatten(1, (-1, 176))
     high = blocks[..., None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1  # [n, blocks, 8, 32]
     q = _pairs_of_groups(blocks[..., 48:]) | high.flatten(1, 2) << 4
-    return BlockMatrix(q.view(torch.int8), *_scales_and_minima(blocks))
+    return Blocks(q.view(torch.int8), *_scales_and_minima(blocks))
 
 
-def _iq4_xs(rows: Tensor) -> BlockMatrix:
+def _iq4_xs(rows: Tensor) -> Blocks:
     blocks = rows.unflatten(1, (-1, 136))
     low = _alternating(blocks[..., 4:8])  # [n, blocks, 8]
     high = blocks[..., 2:4, None] >> torch.arange(0, 8, 2, dtype=torch.uint8) & 3  # two bits a group, 4 groups a byte
     factors = (low | high.flatten(2) << 4).float() - 32
     scales = (_halves(blocks, 0).float()[..., None] * factors).half()
-    quants = blocks[..., 8:].unflatten(2, (8, _HALF)).flatten(1, 2)
-    return BlockMatrix(_CODES[_nibbles(quants).int()], scales.flatten(1))
+    quants = blocks[..., 8:].unflatten(2, (8, HALF)).flatten(1, 2)
+    return Blocks(_CODES[_nibbles(quants).int()], scales.flatten(1))
 
 
-_DECODERS: Mapping[str, Callable[[Tensor], BlockMatrix]] = {
+_DECODERS: Mapping[str, Callable[[Tensor], Blocks]] = {
     "Q1_0": partial(_few_bits, "Q1_0"),
     "Q2_0": partial(_few_bits, "Q2_0"),
     "Q5_0": _q5_0,
@@ -167,12 +118,6 @@ _DECODERS: Mapping[str, Callable[[Tensor], BlockMatrix]] = {
     "Q5_K": _q5_k,
     "IQ4_XS": _iq4_xs,
 }
-
-
-def _largest_factor(rows: Tensor) -> float:
-    """Return the greatest magnitude of the float16 factors of Q4_K [n, bytes of a row]; NaN if one is."""
-    factors = rows.unflatten(1, (-1, 144))[..., :4].contiguous().view(torch.float16).float()
-    return float(factors.abs().max())
 
 
 def _halves(blocks: Tensor, at: int) -> Tensor:

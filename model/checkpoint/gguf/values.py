@@ -36,6 +36,12 @@ def known_kinds() -> dict[int, tuple[str, int, int]]:
 
 
 @cache
+def block_of(kind: str) -> tuple[int, int]:
+    """Return values and bytes of a block of a kind."""
+    return next((values, n_bytes) for name, values, n_bytes in known_kinds().values() if name == kind)
+
+
+@cache
 def readable_kinds() -> tuple[str, ...]:
     """Return GGUF's names of the kinds that Noria reads: floats, and those that have a decoder."""
     return tuple(name for name, _, n_bytes in known_kinds().values() if name in FLOATS or _has_decoder(name, n_bytes))

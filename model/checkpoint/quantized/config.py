@@ -78,7 +78,7 @@ class Quantization:
 
     @property
     def block_bits(self) -> float | None:
-        """Return the bits of a weight in `matrices.BlockMatrix`; None for a kind that is not in blocks."""
+        """Return the bits of a weight in `Blocks`; None for a kind that is not in blocks."""
         if self.kind in ("fp8", "fp4", "int8"):
             return None
         if not self._fits_blocks:

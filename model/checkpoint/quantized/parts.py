@@ -51,7 +51,7 @@ _PACKED = re.compile(r"(.+\.experts\.(?:gate_up|down)_proj)(?:_(scale_inv|scale|
 
 
 @dataclass(frozen=True, slots=True)
-class StoredTensor:
+class FileTensor:
     """One tensor of a weight: its file, its name there, its dtype and its shape."""
 
     path: Path
@@ -61,15 +61,15 @@ class StoredTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredWeight:
+class WeightParts:
     """A weight under its native name. `form` is the role of the part with the values, `parts` has all by role."""
 
     name: str
     form: str
-    parts: Mapping[str, StoredTensor]
+    parts: Mapping[str, FileTensor]
 
     @property
-    def values(self) -> StoredTensor:
+    def values(self) -> FileTensor:
         return self.parts[self.form]
 
     @property
@@ -95,7 +95,7 @@ class StoredWeight:
         return tuple(self.allowed)[: 1 if scale is not None and scale.dtype == FP4 else None]
 
     @property
-    def scale(self) -> StoredTensor | None:
+    def scale(self) -> FileTensor | None:
         """Return the part with the scales of fp8 or int8 values."""
         return next((self.parts[role] for role in SCALES if role in self.parts), None)
 
@@ -126,12 +126,12 @@ def quantized_part(shard: ShardFile) -> str | None:
     return None
 
 
-def stored_weights(shards: Iterable[ShardFile]) -> tuple[StoredWeight, ...]:
+def weight_parts(shards: Iterable[ShardFile]) -> tuple[WeightParts, ...]:
     """Sort the weights by file and layer: projections that are joined are then in memory only briefly.
 
     Raises ModelError for a tensor that no weight has, and for a weight with a part missing or of a wrong dtype.
     """
-    found: dict[str, dict[str, StoredTensor]] = {}
+    found: dict[str, dict[str, FileTensor]] = {}
     for shard in shards:
         for name, dtype in shard.dtypes.items():
             known, role = _part_of(name)
@@ -140,12 +140,12 @@ def stored_weights(shards: Iterable[ShardFile]) -> tuple[StoredWeight, ...]:
             parts = found.setdefault(known, {})
             if role in parts:
                 raise ModelError(f"the checkpoint has the tensor {short(name)} twice; download it again")
-            parts[role] = StoredTensor(shard.path, name, dtype, shard.shapes[name])
+            parts[role] = FileTensor(shard.path, name, dtype, shard.shapes[name])
     weights = [_weight(name, parts) for name, parts in found.items()]
     return tuple(sorted(weights, key=lambda weight: (weight.values.path.name, weight.name)))
 
 
-def own_bits(weights: Sequence[StoredWeight], quantization: Quantization, *, tied_head: bool) -> OwnBits:
+def own_bits(weights: Sequence[WeightParts], quantization: Quantization, *, tied_head: bool) -> OwnBits:
     """Return the average bits of a projection's weight in blocks, or in 4-bit floats; else None."""
     text = [weight for weight in weights if len(weight.values.shape) == 2 and not is_encoder(weight.name)]
     if quantization.kind == "fp4":
@@ -153,7 +153,7 @@ def own_bits(weights: Sequence[StoredWeight], quantization: Quantization, *, tie
     return _block_bits(text, quantization, tied_head=tied_head)
 
 
-def _fp4_bits(weights: Sequence[StoredWeight], quantization: Quantization) -> Fp4 | None:
+def _fp4_bits(weights: Sequence[WeightParts], quantization: Quantization) -> Fp4 | None:
     """Return the bits of codes, a group's scales, and a float32 scale an output, as the kernels store them."""
     layers = [weight for weight in weights if weight.name not in ("tok_embeddings.weight", HEAD)]
     own = [weight for weight in layers if weight.is_fp4]
@@ -164,7 +164,7 @@ def _fp4_bits(weights: Sequence[StoredWeight], quantization: Quantization) -> Fp
     return Fp4(4 + tables / size, size / total, any(weight.is_fp4 for weight in weights if weight.name == HEAD))
 
 
-def _block_bits(weights: Sequence[StoredWeight], quantization: Quantization, *, tied_head: bool) -> float | None:
+def _block_bits(weights: Sequence[WeightParts], quantization: Quantization, *, tied_head: bool) -> float | None:
     """Return the average bits in blocks: weights that are not in blocks are quantized to 8 bits."""
     own = quantization.block_bits
     if own is None:
@@ -191,11 +191,11 @@ def _part_of(name: str) -> tuple[str | None, str]:
     return canonical_name(f"{module}.weight" if role in (*_ROLES, "bias") else name), role
 
 
-def _weight(name: str, parts: Mapping[str, StoredTensor]) -> StoredWeight:
+def _weight(name: str, parts: Mapping[str, FileTensor]) -> WeightParts:
     form = next((role for role in _FORMS if role in parts), None)
     if form is None:
         raise ModelError(f"the weight {name!r} has only {', '.join(sorted(parts))}; download the model again")
-    weight = StoredWeight(name, form, parts)
+    weight = WeightParts(name, form, parts)
     _check_dtype(name, form, weight.values, _VALUES[form])
     for role, part in parts.items():
         if role not in (form, "bias"):
@@ -215,6 +215,6 @@ def _weight(name: str, parts: Mapping[str, StoredTensor]) -> StoredWeight:
     return weight
 
 
-def _check_dtype(name: str, role: str, part: StoredTensor, allowed: Sequence[str]) -> None:
+def _check_dtype(name: str, role: str, part: FileTensor, allowed: Sequence[str]) -> None:
     if part.dtype not in allowed:
         raise ModelError(f"the {role} of {name!r} has dtype {short(part.dtype)}; Noria supports {', '.join(allowed)}")

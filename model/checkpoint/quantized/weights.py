@@ -1,8 +1,9 @@
-"""The weights of quantized safetensors as matrices, one at a time."""
+"""The weights of quantized safetensors, one at a time."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +11,24 @@ import torch
 from torch import Tensor
 
 from model.checkpoint.experts import named
-from model.checkpoint.matrices import Matrix
 from model.checkpoint.quantized.config import PACKED_BITS, Quantization
-from model.checkpoint.quantized.fp4 import Fp4Matrix
-from model.checkpoint.quantized.matrices import QuantizedMatrix, awq_order, unpack_words
-from model.checkpoint.quantized.parts import SCALES, StoredWeight
+from model.checkpoint.quantized.parts import SCALES, WeightParts
+from model.checkpoint.stored import Stored
 from model.errors import ModelError, one_line
 from model.kernels.groups import MXFP4_GROUP, NVFP4_GROUP
 
+_AWQ_PLACES = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])
+"""Which 4 bits of an int32, from the lowest, hold each of 8 neighbouring outputs (AWQ's gemm format)."""
 Tensors = Mapping[str, Tensor]
 """The tensors of a weight by their roles."""
 
 
 def matrices(
-    weights: Sequence[StoredWeight], quantization: Quantization, skip: Collection[str]
-) -> Iterator[tuple[str, Matrix]]:
-    """Yield native names and weights in the order of `weights`, without `skip`: vectors as tensors, others as matrices.
+    weights: Sequence[WeightParts], quantization: Quantization, skip: Collection[str]
+) -> Iterator[tuple[str, Stored]]:
+    """Yield native names and weights in the order of `weights`, without `skip`.
 
-    Among weights in blocks, plain ones come as `QuantizedMatrix` too: a scheme that keeps 4 bits gives them 8.
+    Among weights in blocks, plain matrices have the layout of groups too.
     Raises ModelError for a weight whose parts do not fit together.
     """
     from safetensors import SafetensorError
@@ -48,15 +49,15 @@ def matrices(
                 raise ModelError(f"{name} cannot be read: {one_line(error)}; download it again") from error
             try:
                 for name, matrix in _named(weight, tensors, quantization):
-                    if keeps_blocks and isinstance(matrix, Tensor) and matrix.dim() == 2:
-                        matrix = QuantizedMatrix(matrix)
+                    if keeps_blocks and matrix.layout == "floats" and len(matrix.shape) == 2:
+                        matrix = replace(matrix, layout="groups")
                     if name not in skip:
                         yield name, matrix
             except ValueError as error:
                 raise ModelError(f"the weight {weight.name!r} is damaged: {error}; download it again") from error
 
 
-def _named(weight: StoredWeight, tensors: Tensors, quantization: Quantization) -> Iterator[tuple[str, Matrix]]:
+def _named(weight: WeightParts, tensors: Tensors, quantization: Quantization) -> Iterator[tuple[str, Stored]]:
     """Yield the weight under its name, or one that holds those of all experts as matrices of their own."""
     if "*" not in weight.name:
         yield weight.name, stored_matrix(weight.form, tensors, quantization)
@@ -86,7 +87,7 @@ def _tensor(path: Path, name: str, opened: dict[Path, Any], stack: ExitStack) ->
     return tensor
 
 
-def stored_matrix(form: str, tensors: Tensors, quantization: Quantization) -> Matrix:
+def stored_matrix(form: str, tensors: Tensors, quantization: Quantization) -> Stored:
     """Make a weight of its tensors; `form` is the role of the values. Raises ValueError if they do not fit."""
     if "bias" in tensors and tensors["bias"].any():
         raise ValueError("it has a bias, which no supported model family has")
@@ -98,11 +99,11 @@ def stored_matrix(form: str, tensors: Tensors, quantization: Quantization) -> Ma
         return _packed(tensors, quantization)
     scale = next((tensors[role] for role in SCALES if role in tensors), None)
     if scale is None:
-        return tensors["weight"]
+        return Stored(tensors["weight"])
     return _scaled(tensors["weight"], scale, tensors.get("weight_zero_point"), quantization)
 
 
-def _fp4(form: str, tensors: Tensors) -> Fp4Matrix:
+def _fp4(form: str, tensors: Tensors) -> Stored:
     """Take codes [n_out, n_in / 2], scales [n_out, n_groups]. ModelOpt's second scale multiplies, the other divides."""
     n_out, n_bytes = _two(tensors[form], form)
     scales = tensors["weight_scale"]
@@ -111,8 +112,8 @@ def _fp4(form: str, tensors: Tensors) -> Fp4Matrix:
         raise ValueError(f"its {form} has rows of {n_bytes * 2} values, expected a multiple of {group}")
     _expect(scales, [n_out, n_bytes * 2 // group], "weight_scale")
     factor = _one(tensors, "weight_scale_2") / _one(tensors, "weight_global_scale")
-    matrix = Fp4Matrix(tensors[form], scales.view(torch.uint8), group, factor)
-    matrix.check()  # later, halves that are packed together have one name
+    matrix = Stored(tensors[form], "fp4", scales.view(torch.uint8), group, factor=factor)
+    matrix.check_fp4()  # later, halves that are packed together have one name
     return matrix
 
 
@@ -125,12 +126,12 @@ def _one(tensors: Tensors, role: str) -> float:
     return float(found.item())
 
 
-def _scaled(values: Tensor, scale: Tensor, zeros: Tensor | None, quantization: Quantization) -> QuantizedMatrix:
+def _scaled(values: Tensor, scale: Tensor, zeros: Tensor | None, quantization: Quantization) -> Stored:
     n_out, n_in = _two(values, "weight")
     table, group = _by_output(scale, n_out, n_in, quantization)
     if zeros is not None:
         zeros, _ = _by_output(zeros, n_out, n_in, quantization)
-    return QuantizedMatrix(values, table, group, zeros)
+    return Stored(values, "groups", table, group, zeros)
 
 
 def _by_output(scale: Tensor, n_out: int, n_in: int, quantization: Quantization) -> tuple[Tensor, int]:
@@ -151,35 +152,35 @@ def _by_output(scale: Tensor, n_out: int, n_in: int, quantization: Quantization)
     return (scale if rows == 1 else scale[torch.arange(n_out) // rows]), group
 
 
-def _gptq(tensors: Tensors, quantization: Quantization) -> QuantizedMatrix:
+def _gptq(tensors: Tensors, quantization: Quantization) -> Stored:
     """Take qweight [n_in * bits / 32, n_out], qzeros [n_groups, n_out * bits / 32], scales [n_groups, n_out]."""
     bits, (n_rows, n_out) = quantization.bits, _two(tensors["qweight"], "qweight")
     a_word = 32 // bits
     n_in = n_rows * a_word
     group = quantization.group or n_in
-    zeros = unpack_words(_zeros_of(tensors, n_out, n_in, group, a_word), bits)
+    zeros = _unpack_words(_zeros_of(tensors, n_out, n_in, group, a_word), bits)
     zeros = zeros + quantization.zero_offset & 2**bits - 1
     channels = _channels(tensors.get("g_idx"), n_in, group)
-    q = unpack_words(tensors["qweight"].T, bits)
+    q = _unpack_words(tensors["qweight"].T, bits)
     return _integers(q, tensors["scales"].T, zeros[:, :n_out].T, bits, group, channels)
 
 
-def _awq(tensors: Tensors, quantization: Quantization) -> QuantizedMatrix:
+def _awq(tensors: Tensors, quantization: Quantization) -> Stored:
     """Take qweight [n_in, n_out / 8], qzeros [n_groups, n_out / 8], scales [n_groups, n_out]."""
     n_in, n_words = _two(tensors["qweight"], "qweight")
     group = quantization.group or n_in
-    zeros = awq_order(unpack_words(_zeros_of(tensors, n_words * 8, n_in, group, 8), 4))
-    q = awq_order(unpack_words(tensors["qweight"], 4)).T.contiguous()
+    zeros = _awq_order(_unpack_words(_zeros_of(tensors, n_words * 8, n_in, group, 8), 4))
+    q = _awq_order(_unpack_words(tensors["qweight"], 4)).T.contiguous()
     return _integers(q, tensors["scales"].T, zeros.T, 4, group)
 
 
 def _integers(
     q: Tensor, scales: Tensor, zeros: Tensor, bits: int, group: int, channels: Tensor | None = None
-) -> QuantizedMatrix:
+) -> Stored:
     """Make a matrix of unsigned integers and zeros: those of 8 bits become int8."""
     if bits == 8:
         q, zeros = ((table ^ 128).view(torch.int8) for table in (q, zeros))
-    return QuantizedMatrix(q, scales, group, zeros if bits == 4 or zeros.any() else None, channels)
+    return Stored(q, "groups", scales, group, zeros if bits == 4 or zeros.any() else None, channels)
 
 
 def _zeros_of(tensors: Tensors, n_out: int, n_in: int, group: int, a_word: int) -> Tensor:
@@ -189,7 +190,7 @@ def _zeros_of(tensors: Tensors, n_out: int, n_in: int, group: int, a_word: int) 
     return _expect(tensors["qzeros"], [n_groups, -(-n_out // a_word)], "qzeros")
 
 
-def _packed(tensors: Tensors, quantization: Quantization) -> QuantizedMatrix:
+def _packed(tensors: Tensors, quantization: Quantization) -> Stored:
     """Take weight_packed [n_out, n_in * bits / 32], weight_scale [n_out, n_groups], column-packed weight_zero_point."""
     packed, shape = tensors["weight_packed"], tensors["weight_shape"].tolist()
     n_out, n_words = _two(packed, "weight_packed")
@@ -209,7 +210,7 @@ def _packed(tensors: Tensors, quantization: Quantization) -> QuantizedMatrix:
     if (found := tensors.get("weight_zero_point")) is not None:
         zeros = _packed_zeros(found, n_out, scales.shape[1], bits)
     channels = _channels(tensors.get("weight_g_idx"), n_in, group)
-    return _integers(unpack_words(packed, bits)[:, :n_in], scales, zeros, bits, group, channels)
+    return _integers(_unpack_words(packed, bits)[:, :n_in], scales, zeros, bits, group, channels)
 
 
 def _bits_of(n_in: int, n_words: int, quantization: Quantization) -> int | None:
@@ -223,7 +224,7 @@ def _packed_zeros(found: Tensor, n_out: int, n_groups: int, bits: int) -> Tensor
         wide = found.reshape(1, 1).expand(n_out, n_groups) if found.numel() == 1 else found
         return (_expect(wide, [n_out, n_groups], "weight_zero_point") + 2 ** (bits - 1)).to(torch.uint8)
     _expect(found, [-(-n_out * bits // 32), n_groups], "weight_zero_point")
-    return unpack_words(found.T, bits)[:, :n_out].T
+    return _unpack_words(found.T, bits)[:, :n_out].T
 
 
 def _channels(groups: Tensor | None, n_in: int, group: int) -> Tensor | None:
@@ -249,3 +250,14 @@ def _expect(tensor: Tensor, shape: list[int], role: str) -> Tensor:
     if list(tensor.shape) != shape:
         raise ValueError(f"its {role} has shape {list(tensor.shape)}, expected {shape}")
     return tensor
+
+
+def _unpack_words(packed: Tensor, bits: int) -> Tensor:
+    """Unpack int32 [n, k] -> uint8 [n, k * 32 / bits], lowest bits first. Worked example: 0x21, 4 bits -> 1, 2, 0..."""
+    octets = packed.contiguous().view(torch.uint8)  # the machine is little-endian, as the file is
+    return octets if bits == 8 else torch.stack((octets & 15, octets >> 4), dim=-1).flatten(-2)
+
+
+def _awq_order(unpacked: Tensor) -> Tensor:
+    """Put the outputs [n, k] that `_unpack_words` makes of AWQ's int32 [n, k/8] in order."""
+    return unpacked.unflatten(-1, (-1, 8))[..., _AWQ_PLACES].flatten(-2)

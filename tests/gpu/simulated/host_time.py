@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 os.environ.setdefault("SIM_SKIP", "100000")  # longer copies are not done: they would touch the weights' memory
 
 import torch
-from torch import Tensor
 
 from benchmarks.gpu.shapes import MISTRAL_7B
 from model.checkpoint.open import Checkpoint
+from model.checkpoint.stored import Stored
 from model.config.model import ModelConfig
 from model.loading import load_from
-from model.network import weights
+from model.network.tensors import places
 from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
 from model.sharding.shard import shard_of
@@ -89,10 +89,10 @@ class Loaded(NamedTuple):
 def unfilled(config: ModelConfig) -> Checkpoint:
     """A checkpoint whose tensors are memory that nobody has written."""
 
-    def read(skip: Collection[str]) -> Iterator[tuple[str, Tensor]]:
-        for name, place in weights.places(shard_of(config)):
+    def read(skip: Collection[str]) -> Iterator[tuple[str, Stored]]:
+        for name, place in places(shard_of(config)):
             if name not in skip:
-                yield name, torch.empty(place.shape, dtype=torch.bfloat16)
+                yield name, Stored(torch.empty(place.shape, dtype=torch.bfloat16))
 
     return Checkpoint(config, "half", read)
 

@@ -10,8 +10,8 @@ from gguf.quants import dequantize, quantize
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
-from model.checkpoint.matrices import Matrix
 from model.checkpoint.open import open_checkpoint
+from model.checkpoint.stored import Stored
 
 DIM, HIDDEN, HEADS, KV_HEADS, VOCAB = 32, 64, 4, 2, 20
 SIZES = {
@@ -179,7 +179,7 @@ def store(original: torch.nn.Module, writer: GGUFWriter, formats: tuple[str, ...
     write(writer)
 
 
-def stored(kinds: dict[str, str], path: Path, n_out: int = 300, n_in: int = 512) -> dict[str, tuple[Matrix, Tensor]]:
+def stored(kinds: dict[str, str], path: Path, n_out: int = 300, n_in: int = 512) -> dict[str, tuple[Stored, Tensor]]:
     """Random matrices of these kinds: as they come from the file, and what the gguf package makes of them."""
     file = new_file(path)
     random = np.random.default_rng(0)

@@ -104,7 +104,7 @@ def test_every_weight_of_a_sharded_checkpoint_comes_once_under_its_native_name(l
     tensors = dict(pairs)
     assert len(pairs) == len(tensors) == 2 * 9 + 3
     assert checkpoint.rotation == "half"
-    assert sum(tensor.numel() for tensor in tensors.values()) == checkpoint.config.n_parameters
+    assert sum(stored.values.numel() for stored in tensors.values()) == checkpoint.config.n_parameters
 
 
 def test_native_shards(tmp_path: Path) -> None:

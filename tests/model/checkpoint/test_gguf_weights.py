@@ -4,12 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
-from model.checkpoint.gguf.index import Index
+from model.checkpoint.blocks import Blocks, widest
+from model.checkpoint.gguf.index import FLOATS, Index
 from model.checkpoint.gguf.open import open_gguf
 from model.checkpoint.gguf.values import readable_kinds
-from model.checkpoint.matrices import BlockMatrix, EncodedMatrix, common_form, in_form
 from model.kernels.cpu import native
 from model.linear.int4 import Int4Linear
 from tests.model.checkpoint.gguf_files import KINDS, VOCAB, save, stored
@@ -25,25 +24,26 @@ def test_every_kind_that_is_read_is_tested() -> None:
 def test_matrices_of_a_quantized_file_mean_what_the_package_says(kind: str, tmp_path: Path) -> None:
     found = stored({"q": kind, "k": "Q4_0"}, tmp_path / "m.gguf")
     matrix, expected = found["q"]
-    assert isinstance(matrix, BlockMatrix if kind in ("Q4_0", "Q4_1", "Q8_0") else EncodedMatrix)
-    assert tuple(matrix.shape) == (300, 512)
-    assert torch.equal(matrix.dequantize(), expected)
+    assert matrix.layout == ("groups" if kind in FLOATS else "gguf")
+    assert matrix.is_blocks == (kind in ("Q4_0", "Q4_1", "Q8_0"))
+    assert matrix.shape == (300, 512)
+    assert torch.equal(matrix.floats(), expected)
 
 
 @pytest.mark.parametrize("kind", ["Q1_0", "Q2_0", "Q5_0", "Q5_1", "IQ4_NL", "Q4_K", "Q5_K", "IQ4_XS"])
 def test_blocks_become_groups_without_another_quantization(kind: str, tmp_path: Path) -> None:
     """Exactly, or with the float16 rounding of a group's scale and minimum."""
     matrix, expected = stored({"q": kind}, tmp_path / "m.gguf")["q"]
-    assert isinstance(matrix, EncodedMatrix)
     blocks = matrix.blocks()
+    assert blocks is not None
     assert blocks.quants.shape[2] == (16 if kind in ("Q1_0", "Q2_0", "Q4_K") else 32)
     if kind in ("Q1_0", "Q2_0", "Q5_0", "Q5_1", "IQ4_NL"):
-        assert torch.equal(blocks.dequantize(), expected)
+        assert torch.equal(blocks.floats(), expected)
         return
     rounding = (blocks.integers() * blocks.scales.float()[:, :, None]).abs()
     if blocks.mins is not None:
         rounding += blocks.mins.float().abs()[:, :, None]
-    assert ((blocks.dequantize() - expected).abs() <= 2**-10 * rounding.flatten(1)).all()
+    assert ((blocks.floats() - expected).abs() <= 2**-10 * rounding.flatten(1)).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -68,14 +68,14 @@ def test_a_scheme_gets_every_kind(kind: str, tmp_path: Path) -> None:
 )
 def test_joined_blocks_mean_the_same(kinds: tuple[str, ...], bits: int, tmp_path: Path) -> None:
     found = stored(dict(zip("qkv", kinds, strict=False)), tmp_path / "m.gguf")
-    matrices = [blocks for blocks, _ in found.values()]
-    pieces = list(in_form(matrices, common_form(matrices)))  # type: ignore[arg-type]
+    matrices = [blocks for matrix, _ in found.values() if (blocks := matrix.blocks())]
+    pieces = [blocks.in_form(widest(blocks.form for blocks in matrices)) for blocks in matrices]
     mins = [piece.mins for piece in pieces if piece.mins is not None]
     columns = (torch.cat([getattr(piece, name) for piece in pieces]) for name in ("quants", "scales"))
-    whole = BlockMatrix(*columns, torch.cat(mins) if mins else None)
+    whole = Blocks(*columns, torch.cat(mins) if mins else None)
     assert whole.quants.shape[2] * 8 == 32 * bits
     assert (whole.mins is not None) == ("Q4_1" in kinds)
-    assert torch.equal(whole.dequantize(), torch.cat([expected for _, expected in found.values()]))
+    assert torch.equal(whole.floats(), torch.cat([expected for _, expected in found.values()]))
 
 
 @pytest.mark.skipif(native.kernels() is None, reason="the index counts the memory of compiled kernels")
@@ -95,10 +95,10 @@ def test_the_index_counts_the_bits_that_are_stored(formats: tuple[str, ...], tmp
 def test_a_file_of_floats_is_read_as_tensors(tmp_path: Path) -> None:
     found = stored({"q": "F16", "k": "BF16", "v": "F32"}, tmp_path / "m.gguf")
     dtypes = (torch.float16, torch.bfloat16, torch.float32)
-    for (tensor, expected), dtype in zip(found.values(), dtypes, strict=True):
-        assert isinstance(tensor, Tensor)
-        assert tensor.dtype is dtype
-        assert torch.equal(tensor.float(), expected)
+    for (matrix, expected), dtype in zip(found.values(), dtypes, strict=True):
+        assert matrix.layout == "floats"
+        assert matrix.values.dtype is dtype
+        assert torch.equal(matrix.values.float(), expected)
 
 
 MIXED = ("Q4_0", "Q8_0", "Q4_1", "F16", "Q5_0")

@@ -17,7 +17,7 @@ from model.config.model import QueryTemperature, Rope, RopeScaling
 from model.decide import Abilities, decide
 from model.errors import ModelError, OptionError
 from model.memory.plan import make_plan
-from model.network import weights
+from model.network.tensors import places
 from model.options import RunnerOptions
 from model.setup import choose
 from model.sharding.shard import shard_of
@@ -141,7 +141,7 @@ def test_tensors_of_small_4_are_those_of_its_published_file(tmp_path: Path) -> N
     Each of 13,932 matrices of experts has codes, a scale of 16 weights, and two numbers, one of them in two bytes for
     shared experts. All else is bfloat16.
     """
-    found = weights.places(shard_of(read_config(written("Small 4, native", tmp_path))))
+    found = places(shard_of(read_config(written("Small 4, native", tmp_path))))
     shapes = {name: place.shape for name, place in found}
     experts = {name: math.prod(shape) for name, shape in shapes.items() if "experts." in name}
     images = [name for name in shapes if name.startswith(("vision_", "patch_merger.", "pre_mm_"))]

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.checkpoint.matrices import BlockMatrix, Matrix, cut
-from model.checkpoint.quantized.fp4 import Fp4Matrix
-from model.sharding.shard import TensorPart
+from model.checkpoint.blocks import Blocks
+from model.checkpoint.stored import Stored
 from tests.model.checkpoint.gguf_files import KINDS, stored
 from tests.model.checkpoint.quantized_files import FORMS, matrix
 
@@ -21,30 +20,30 @@ CUTS = {
 every_cut = pytest.mark.parametrize("bounds", CUTS.values(), ids=CUTS)
 
 
-def floats(found: Matrix) -> Tensor:
-    return found.float() if isinstance(found, Tensor) else found.dequantize()
+def floats(found: Stored) -> Tensor:
+    return found.floats().float()
 
 
-def check(found: Matrix, wanted: Tensor, bounds: tuple[int, ...]) -> None:
+def check(found: Stored, wanted: Tensor, bounds: tuple[int, ...]) -> None:
     ranges = [range(*pair) for pair in pairwise(bounds)]
-    parts = [cut(found, TensorPart(columns=columns)) for columns in ranges]
+    parts = [found.part(columns=columns) for columns in ranges]
     assert [tuple(part.shape) for part in parts] == [(len(wanted), len(columns)) for columns in ranges]
     assert torch.equal(torch.cat([floats(part) for part in parts], dim=1), wanted)
-    assert torch.equal(floats(cut(found, TensorPart(range(16, 48), ranges[1]))), wanted[16:48, bounds[1] : bounds[2]])
-    assert torch.equal(floats(cut(found, TensorPart(rows=range(8, 33)))), wanted[8:33])
+    assert torch.equal(floats(found.part(range(16, 48), ranges[1])), wanted[16:48, bounds[1] : bounds[2]])
+    assert torch.equal(floats(found.part(rows=range(8, 33))), wanted[8:33])
     order = torch.randperm(len(wanted), generator=torch.Generator().manual_seed(0))
     assert torch.equal(floats(found[order]), wanted[order])
-    middle = cut(found, TensorPart(columns=range(64, 512)))
-    assert torch.equal(floats(cut(middle, TensorPart(columns=range(32, 96)))), wanted[:, 96:160])  # a part of a part
+    middle = found.part(columns=range(64, 512))
+    assert torch.equal(floats(middle.part(columns=range(32, 96))), wanted[:, 96:160])  # a part of a part
 
 
 @every_cut
 @pytest.mark.parametrize("name", FORMS)
 def test_parts_of_quantized_safetensors(name: str, bounds: tuple[int, ...]) -> None:
     found, wanted = matrix(name, 64, 512)
-    if isinstance(found, Fp4Matrix):  # float32 rounds the quotient of its scales
-        torch.testing.assert_close(found.dequantize(), wanted, rtol=2**-22, atol=0.0)
-        wanted = found.dequantize()
+    if found.layout == "fp4":  # float32 rounds the quotient of its scales
+        torch.testing.assert_close(found.floats(), wanted, rtol=2**-22, atol=0.0)
+        wanted = found.floats()
     check(found, wanted, bounds)
 
 
@@ -65,22 +64,21 @@ def test_parts_of_whole_blocks_keep_their_integers(name: str) -> None:
     whole = found.blocks()
     assert whole is not None
     for columns in (range(96), range(96, 192), range(192, 512)):
-        same_blocks(cut(found, TensorPart(columns=columns)), whole, columns)
+        same_blocks(found.part(columns=columns), whole, columns)
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q5_1", "Q4_K", "IQ4_XS", "Q6_K"])
 def test_parts_of_a_gguf_keep_the_integers_of_the_whole(kind: str, tmp_path: Path) -> None:
     found, _ = stored({"q": kind, "k": "Q4_0"}, tmp_path / "m.gguf", n_out=64)["q"]
-    whole = found if isinstance(found, BlockMatrix) else found.blocks()  # type: ignore[union-attr]
+    whole = found.blocks()
     for columns in (range(96), range(96, 352), range(352, 512)):
-        same_blocks(cut(found, TensorPart(columns=columns)), whole, columns)
+        same_blocks(found.part(columns=columns), whole, columns)
 
 
-def same_blocks(part: Matrix, whole: BlockMatrix | None, columns: range) -> None:
+def same_blocks(part: Stored, whole: Blocks | None, columns: range) -> None:
     """The part in blocks is these blocks of the whole."""
+    found = part.blocks()
     assert whole is not None
-    assert not isinstance(part, Tensor)
-    found = part if isinstance(part, BlockMatrix) else part.blocks()
     assert found is not None
     own = slice(columns.start // 32, columns.stop // 32)
     assert torch.equal(found.quants, whole.quants[:, own])
@@ -94,9 +92,10 @@ def same_blocks(part: Matrix, whole: BlockMatrix | None, columns: range) -> None
 def test_parts_of_rows_with_one_scale_keep_it(name: str) -> None:
     found, _ = matrix(name, 64, 512)
     dtype = torch.float8_e4m3fn if "fp8" in name else torch.int8
-    part = cut(found, TensorPart(columns=range(64, 192)))
-    assert not isinstance(part, Tensor)
-    (values, scales), own = found.by_row(dtype) or ((), ()), part.by_row(dtype)  # type: ignore[union-attr]
+    part = found.part(columns=range(64, 192))
+    whole, own = found.by_row(dtype), part.by_row(dtype)
+    assert whole is not None
     assert own is not None
+    values, scales = whole
     assert torch.equal(own[0].view(torch.uint8), values.view(torch.uint8)[:, 64:192])
     assert torch.equal(own[1], scales)

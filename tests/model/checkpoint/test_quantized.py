@@ -12,8 +12,8 @@ from torch import Tensor
 
 from model.checkpoint.open import open_checkpoint
 from model.checkpoint.quantized.config import Fp4
-from model.checkpoint.quantized.matrices import QuantizedMatrix
 from model.checkpoint.quantized.weights import stored_matrix
+from model.checkpoint.stored import Stored
 from model.kernels.cpu import native, packed
 from model.kernels.cpu.functions import Kernels
 from model.linear.selection import PROJECTIONS
@@ -60,10 +60,10 @@ def test_groups_become_blocks_with_the_same_integers(name: str) -> None:
     is_symmetric = quantization(FORMS[name]).symmetric
     assert (blocks.mins is None) == is_symmetric
     if is_symmetric:
-        assert torch.equal(blocks.dequantize(), wanted)
+        assert torch.equal(blocks.floats(), wanted)
     else:
         assert blocks.mins is not None
-        error, values = ((part).unflatten(1, (-1, 32)).abs() for part in (blocks.dequantize() - wanted, wanted))
+        error, values = ((part).unflatten(1, (-1, 32)).abs() for part in (blocks.floats() - wanted, wanted))
         rounding = blocks.mins.float().abs()[:, :, None] * 2**-11 + 2**-25  # of float16, also where it is subnormal
         assert (error <= rounding + values * 2**-20).all()
 
@@ -128,7 +128,7 @@ def test_fp8_blocks_are_rounded_once_more_with_a_scale_an_output(name: str) -> N
     assert 0.005 < (again - wanted).norm() / wanted.norm() < 0.03
 
 
-def fp8_layer(found: QuantizedMatrix) -> Any:
+def fp8_layer(found: Stored) -> Any:
     layer: Any = PROJECTIONS["fp8"](found.shape[1], len(found))
     layer.assign_weights(layer.allocate((), torch.float32, CPU))
     layer.take(0, found[:10])

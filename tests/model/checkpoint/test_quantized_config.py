@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from model.checkpoint.files import ShardFile
 from model.checkpoint.quantized.config import Quantization, read_quantization
-from model.checkpoint.quantized.parts import stored_weights
+from model.checkpoint.quantized.parts import weight_parts
 from model.errors import ModelError
 from model.memory.plan import make_plan
 from model.options import RunnerOptions
@@ -137,7 +137,7 @@ def test_experts_and_what_is_not_used() -> None:
     roles = {"qweight": "I32", "qzeros": "I32", "scales": "F16", "g_idx": "I32"}
     more = {"model.layers.0.self_attn.k_scale": "F32", "model.layers.0.self_attn.q_proj.input_scale": "F32"}
     dtypes = {**{f"{module}.{role}": dtype for role, dtype in roles.items()}, **more}
-    (found,) = stored_weights([ShardFile(Path("a"), dtypes, dict.fromkeys(dtypes, (1, 1)))])
+    (found,) = weight_parts([ShardFile(Path("a"), dtypes, dict.fromkeys(dtypes, (1, 1)))])
     assert (found.name, found.form, {*found.parts}) == (
         "layers.0.feed_forward.experts.3.w1.weight",
         "qweight",
@@ -171,7 +171,7 @@ def test_experts_and_what_is_not_used() -> None:
 def test_parts_that_make_no_weight(dtypes: dict[str, str], message: str) -> None:
     named = {f"model.layers.0.mlp.up_proj.{role}": dtype for role, dtype in dtypes.items()}
     with pytest.raises(ModelError, match=message):
-        stored_weights([ShardFile(Path("a"), named, dict.fromkeys(named, (1, 1)))])
+        weight_parts([ShardFile(Path("a"), named, dict.fromkeys(named, (1, 1)))])
 
 
 @pytest.mark.parametrize("name", ["fp8 blocks", "awq g64", "ct int8 channel"])

@@ -7,6 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from model.checkpoint.stored import Stored
 from model.kernels import cuda as triton
 from model.kernels.cuda import product, routing
 from model.network.moe import MoE, route
@@ -79,7 +80,7 @@ def test_the_block_is_the_same_as_without_kernels(
         for part in (expert.w13, expert.w2):
             size = part.n_out, part.n_in
             matrix = torch.randn(size) / size[1] ** 0.5
-            part.weight.data.copy_(matrix) if scheme == "none" else part.take(0, matrix)
+            part.weight.data.copy_(matrix) if scheme == "none" else part.take(0, Stored(matrix))
     x, onto = torch.randn(n_rows, 64), torch.randn(n_rows, 64)
     stacked, block.stacked = block.stacked, None
     expected = block(x, onto=onto.clone())

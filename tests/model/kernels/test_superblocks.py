@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from model.checkpoint.gguf.index import Index, TensorEntry
-from model.checkpoint.matrices import EncodedMatrix
+from model.checkpoint.stored import Stored
 from model.kernels.cpu import packed
 from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.packed import PackedWeights
@@ -18,12 +18,12 @@ from tests.model import records
 from tests.model.records import random_superblocks
 
 
-def of(rows: Tensor) -> EncodedMatrix:
-    return EncodedMatrix(rows, "Q4_K", (len(rows), rows.shape[1] // 144 * 256))
+def of(rows: Tensor) -> Stored:
+    return Stored(rows, "gguf", kind="Q4_K")
 
 
 def packed_rows(kernels: Kernels, rows: Tensor, cuts: Sequence[int] = ()) -> PackedWeights:
-    made = packed.superblocks(*of(rows).shape)
+    made = packed.superblocks(len(rows), of(rows).shape[1])
     for first, stop in zip((0, *cuts), (*cuts, len(rows)), strict=True):
         kernels.pack_superblocks(made, first, rows[first:stop])
     return made
@@ -40,6 +40,7 @@ def test_products_have_the_bits_of_groups(
     """
     rows = random_superblocks(n_out, n_blocks, factors)
     groups = of(rows).blocks()
+    assert groups is not None
     expected = records.packed(kernels, groups.quants, groups.scales, groups.mins)
     x = torch.randn(33, n_blocks * 256)
     made = packed_rows(kernels, rows, cuts)
@@ -89,7 +90,7 @@ def test_a_projection_keeps_the_bits_of_its_file_where_it_can() -> None:
     made = {name: Int4Linear(512, 64) for name in ("alone", "beside", "large")}
     for name, second in (("alone", fits), ("beside", torch.randn(32, 512)), ("large", large)):
         made[name].take(0, of(fits))
-        made[name].take(32, second if name == "beside" else of(second))
+        made[name].take(32, Stored(second) if name == "beside" else of(second))
     bits = {name: one.packed.packed.nbytes * 8 / (64 * 512) for name, one in made.items() if one.packed}
     assert bits == {"alone": 4.5, "beside": 5, "large": 5}
     damaged = random_superblocks(64, 2, [1e-3])

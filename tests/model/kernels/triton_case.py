@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from model.checkpoint.stored import Stored
 from model.kernels.cuda.layouts import DeviceWeights
 from model.linear.floats import WeightsOnly
 from model.linear.schemes import SCHEMES
@@ -51,7 +52,7 @@ def weights_of(layout: str, matrix: Tensor, dtype: torch.dtype = torch.float32) 
     assert isinstance(layer, WeightsOnly)
     weights = layer.allocate((), dtype, CPU)
     layer.assign_weights(weights)
-    layer.take(0, matrix)
+    layer.take(0, Stored(matrix))
     return weights, layer.dequantize(weights, slice(0, len(matrix)))
 
 

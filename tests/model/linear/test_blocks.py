@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType
-from gguf.quants import quantize
 from torch import Tensor
 
 from model.checkpoint.gguf.index import STORED, BlockStorage
-from model.checkpoint.matrices import BlockMatrix, EncodedMatrix
+from model.checkpoint.stored import Stored
 from model.linear.int4 import Int4Linear, quantize4, quantize8
+from tests.model.encoding import encoded
 
 
 def test_four_bits_are_fifteen_steps_from_the_least() -> None:
@@ -18,7 +17,7 @@ def test_four_bits_are_fifteen_steps_from_the_least() -> None:
     assert (blocks.mins[0, 0].item(), blocks.scales[0, 0].item()) == (-1.0, pytest.approx(0.2, rel=1e-3))
     low = [int(byte) & 15 for byte in blocks.quants[0, 0]]
     assert low == [0, 15, 8, 8, *[5] * 12]  # (0.5 + 1) / 0.19995 = 7.502
-    assert blocks.dequantize()[1].tolist() == [3.0] * 32
+    assert blocks.floats()[1].tolist() == [3.0] * 32
 
 
 def test_eight_bits_are_127_steps_of_magnitude() -> None:
@@ -36,7 +35,7 @@ def test_weights_come_within_half_a_step(magnitude: float) -> None:
         reach = weight.unflatten(1, (2, 32))
         step = (reach.amax(2) - reach.amin(2)) / 15 if steps == 15 else 2 * reach.abs().amax(2) / 254
         allowed = 0.5 * step + step * steps * 2**-10 + 127 * 2**-24
-        error = (encode(weight).dequantize() - weight).unflatten(1, (2, 32)).abs().amax(2)
+        error = (encode(weight).floats() - weight).unflatten(1, (2, 32)).abs().amax(2)
         assert (error <= allowed).all()
 
 
@@ -48,16 +47,11 @@ def brute_force(x: Tensor, weight: Tensor) -> np.ndarray:
     return rounded.reshape(len(x), -1) @ weight.double().numpy().T
 
 
-def encoded(weight: Tensor, kind: str) -> Tensor | BlockMatrix | EncodedMatrix:
-    """A matrix as a quantized file has it; "float" as safetensors have it."""
-    if kind == "float":
-        return weight
-    if kind == "Q4_1":
-        return quantize4(weight)
-    if kind == "Q8_0":
-        return quantize8(weight)
-    data = quantize(weight.numpy(), GGMLQuantizationType[kind])
-    return EncodedMatrix(torch.from_numpy(data), kind, (len(weight), weight.shape[1]))
+def stored(weight: Tensor, kind: str) -> Stored:
+    """A matrix as a file has it: in a kind of GGUF, as floats among these, or as floats of safetensors."""
+    if kind in ("float", "F16"):
+        return Stored(weight) if kind == "float" else Stored(weight.half(), "groups")
+    return encoded(weight, kind)
 
 
 @pytest.mark.parametrize("kinds", [("Q4_1",), ("Q8_0", "Q4_1"), ("Q4_1", "float"), ("F16", "Q8_0"), ("Q5_0", "Q4_1")])
@@ -65,15 +59,14 @@ def test_products_are_those_of_the_quantized_values(kinds: tuple[str, ...]) -> N
     generator = torch.Generator().manual_seed(3)
     weight, x = torch.randn(40, 96, generator=generator), torch.randn(7, 96, generator=generator)
     x[0, :32] = 0
-    pieces = [encoded(rows, kind) for rows, kind in zip(weight.chunk(len(kinds)), kinds, strict=True)]
+    pieces = [stored(rows, kind) for rows, kind in zip(weight.chunk(len(kinds)), kinds, strict=True)]
     made, meant, first = Int4Linear(96, 40), [], 0
     for piece, kind in zip(pieces, kinds, strict=True):
         made.take(first, piece)
         first += len(piece)
-        if isinstance(piece, Tensor):
-            piece = quantize4(piece)
-        floats = piece.dequantize()
-        meant.append(quantize8(floats).dequantize() if kind == "F16" else floats)  # Q5_0 fits without it
+        floats = piece.floats().float()
+        again = {"float": quantize4, "F16": quantize8}.get(kind)  # Q5_0 fits without it
+        meant.append(again(floats).floats() if again else floats)
     expected = brute_force(x, torch.cat(meant))
     np.testing.assert_allclose(made(x).numpy(), expected, rtol=1e-4, atol=1e-4)
     assert all(torch.equal(made(x[i : i + 1])[0], made(x)[i]) for i in range(7))

@@ -7,14 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.checkpoint.matrices import cut
-from model.checkpoint.quantized.fp4 import Fp4Matrix
+from model.checkpoint.stored import Stored
 from model.kernels.cpu import native
 from model.kernels.cpu.records import FORMATS
 from model.linear.compiled import Compiled
 from model.linear.schemes import SCHEMES
 from model.linear.selection import make_linear
-from model.sharding.shard import TensorPart
 from tests.model.fp4 import GROUPS, meant, random_fp4
 
 pytestmark = pytest.mark.skipif(native.kernels() is None, reason="needs the compiled kernels")
@@ -23,15 +21,17 @@ OTHERS = {"bfloat16": "bfloat16", "int8": "int8", "int4": "q8"}
 """The layout of rows that do not stay as they are."""
 
 
-def matrix(kind: str, n_out: int, n_in: int, factor: float = 0.02) -> Fp4Matrix:
-    return Fp4Matrix(*random_fp4(kind, n_out, n_in), GROUPS[kind], factor)
+def matrix(kind: str, n_out: int, n_in: int, factor: float = 0.02) -> Stored:
+    codes, scales = random_fp4(kind, n_out, n_in)
+    return Stored(codes, "fp4", scales, GROUPS[kind], factor=factor)
 
 
-def weights(found: Fp4Matrix) -> Tensor:
-    return torch.from_numpy(meant(found.codes, found.scales, found.factor))
+def weights(found: Stored) -> Tensor:
+    assert found.scales is not None
+    return torch.from_numpy(meant(found.values, found.scales, found.factor))
 
 
-def made(scheme: str, n_in: int, *parts: tuple[int, Fp4Matrix | Tensor]) -> tuple[str, Compiled]:
+def made(scheme: str, n_in: int, *parts: tuple[int, Stored]) -> tuple[str, Compiled]:
     """The layout, and the projection of these parts, each at its first row."""
     projection = make_linear(n_in, sum(len(part) for _, part in parts), scheme=scheme)
     assert isinstance(projection, Compiled)
@@ -45,10 +45,10 @@ def made(scheme: str, n_in: int, *parts: tuple[int, Fp4Matrix | Tensor]) -> tupl
 def test_floats_are_those_of_the_definition(kind: str) -> None:
     found = matrix(kind, 30, 96, 1.0)
     assert found.shape == (30, 96)
-    assert torch.equal(found.dequantize().double(), weights(found))
+    assert torch.equal(found.floats().double(), weights(found))
     rows = torch.randperm(30)
-    assert torch.equal(found[rows].dequantize(), found.dequantize()[rows])
-    assert torch.equal(found.columns(range(32, 96)).dequantize(), found.dequantize()[:, 32:])
+    assert torch.equal(found[rows].floats(), found.floats()[rows])
+    assert torch.equal(found.columns(range(32, 96)).floats(), found.floats()[:, 32:])
 
 
 @pytest.mark.parametrize("scheme", COMPILED)
@@ -69,7 +69,7 @@ def test_every_scheme_keeps_them(scheme: str, kind: str) -> None:
 
 @pytest.mark.parametrize("scheme", COMPILED)
 def test_beside_other_rows_they_become_what_the_scheme_makes_of_them(scheme: str) -> None:
-    found, floats = matrix("nvfp4", 16, 96), torch.randn(24, 96) / 9
+    found, floats = matrix("nvfp4", 16, 96), Stored(torch.randn(24, 96) / 9)
     for parts in (((0, found), (16, floats)), ((24, found), (0, floats))):
         layout, projection = made(scheme, 96, *parts)
         assert layout == ("q8_min" if scheme == "int4" else OTHERS[scheme])  # floats alone have minima there
@@ -94,14 +94,14 @@ def test_both_kinds_in_one_projection_become_what_the_scheme_makes_of_them() -> 
 def test_parts_of_the_channels_stay_as_they_are(kind: str) -> None:
     """Those of whole groups; others are decoded."""
     found = matrix(kind, 32, 192)
-    own = cut(found, TensorPart(columns=range(64, 128)))
-    assert isinstance(own, Fp4Matrix)
+    own = found.part(columns=range(64, 128))
+    assert own.is_whole
     layout, projection = made("int8", 64, (0, own))
     assert layout == kind
     np.testing.assert_allclose(projection(torch.eye(64)).T, weights(found)[:, 64:128].float(), rtol=1e-6)
-    odd = cut(found, TensorPart(columns=range(40, 120)))
-    assert isinstance(odd, Tensor)
-    assert torch.equal(odd, found.dequantize()[:, 40:120])
+    odd = found.part(columns=range(40, 104))
+    assert torch.equal(odd.floats(), found.floats()[:, 40:104])
+    assert made("int8", 64, (0, odd))[0] == "int8"
 
 
 @pytest.mark.parametrize(
@@ -109,22 +109,24 @@ def test_parts_of_the_channels_stay_as_they_are(kind: str) -> None:
 )
 def test_damaged_scales_are_refused(kind: str, byte: int) -> None:
     found = matrix(kind, 16, 64)
+    assert found.scales is not None
     found.scales[3, 1] = byte
     with pytest.raises(ValueError, match="a scale is not finite"):
         made("int8", 64, (0, found))
     with pytest.raises(ValueError, match="a scale is not finite"):
-        found.dequantize()
+        found.floats()
 
 
 @pytest.mark.parametrize("factor", [3.3e35, 1e39])
 def test_a_factor_with_which_values_are_not_finite_is_refused(factor: float) -> None:
     found = replace(matrix("nvfp4", 16, 64), factor=factor)
-    for use in (lambda: made("int8", 64, (0, found)), found.dequantize):
+    for use in (lambda: made("int8", 64, (0, found)), found.floats):
         with pytest.raises(ValueError, match=r"its global factor .* is too large"):
             use()
 
 
 def test_the_largest_exponent_is_a_number() -> None:
     found = matrix("mxfp4", 16, 64)
+    assert found.scales is not None
     found.scales[:] = 252
-    assert found.dequantize().isfinite().all()
+    assert found.floats().isfinite().all()

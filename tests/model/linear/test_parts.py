@@ -4,14 +4,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from model.checkpoint.matrices import cut
+from model.checkpoint.stored import Stored
 from model.errors import OptionError
 from model.linear.base import Projection
 from model.linear.compiled import Compiled
 from model.linear.floats import WeightsOnly
 from model.linear.schemes import SCHEMES
 from model.linear.selection import make_linear
-from model.sharding.shard import TensorPart
 from tests.model.driving import CPU
 
 N_OUT, N_ROWS = 40, 5
@@ -28,14 +27,13 @@ CASES = [(scheme, width) for scheme in SCHEMES for width in WIDTHS.get(scheme, (
 def part_of(weight: Tensor, columns: range, scheme: str) -> Projection:
     """The projection of a rank that holds these columns."""
     made = make_linear(len(columns), N_OUT, scheme=scheme)
-    own = cut(weight, TensorPart(columns=columns))
-    assert isinstance(own, Tensor)
+    own = Stored(weight).part(columns=columns)
     if isinstance(made, WeightsOnly):
         made.assign_weights(made.allocate((), torch.float32, CPU))
     if isinstance(made, WeightsOnly | Compiled):
         made.take(0, own)
     else:
-        made.weight = nn.Parameter(own, requires_grad=False)
+        made.weight = nn.Parameter(own.values, requires_grad=False)
     return made
 
 

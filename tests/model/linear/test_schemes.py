@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from model import loading, setup
+from model.checkpoint.stored import Stored
 from model.errors import OptionError
 from model.kernels.cpu import native
 from model.linear import schemes
@@ -40,7 +41,7 @@ def test_layout_and_bits_of_what_is_stored(scheme: Scheme) -> None:
         n_bytes = sum(tensor.nbytes for tensor in (stored.values, *stored.tables))
         assert n_bytes == 256 * 32 * (scheme.bits(256) or 0) / 8
     elif isinstance(made, Compiled) and native.kernels() is not None:
-        made.take(0, torch.randn(32, 256))
+        made.take(0, Stored(torch.randn(32, 256)))
         assert made.packed is not None
         n_bytes = sum(tensor.nbytes for tensor in (made.packed.packed, made.packed.scales) if tensor is not None)
         assert n_bytes == 256 * 32 * (scheme.bits(256) or 0) / 8
@@ -81,9 +82,9 @@ def test_parts_may_come_in_any_order(name: str) -> None:
     made, whole = (make_linear(64, 40, scheme=name) for _ in range(2))
     assert isinstance(made, Compiled)
     assert isinstance(whole, Compiled)
-    whole.take(0, weight)
+    whole.take(0, Stored(weight))
     for first, stop in ((24, 40), (0, 5), (5, 24)):
-        made.take(first, weight[first:stop].bfloat16())
+        made.take(first, Stored(weight[first:stop].bfloat16()))
     assert torch.equal(made(x), whole(x))
 
 

@@ -4,20 +4,20 @@ import pytest
 import torch
 
 from model.attention.sdpa import SdpaAttention
-from model.checkpoint.matrices import BlockMatrix
+from model.checkpoint.stored import Stored
 from model.config.model import ModelConfig
 from model.errors import ModelError
 from model.kernels import cuda as triton
 from model.linear import fp8, int4_weights, selection
 from model.linear.floats import Floats, WeightsOnly
-from model.linear.int4 import quantize8
 from model.linear.none import Linear
 from model.linear.selection import PROJECTIONS
 from model.network import weights
 from model.network.moe import MoE
 from model.network.transformer import Transformer
 from model.sharding.shard import shard_of
-from tests.model.driving import CPU, Driver, random_tensors, tiny
+from tests.model.driving import CPU, Driver, random_stored, random_tensors, tiny
+from tests.model.encoding import encoded
 from tests.model.kernels.triton_case import NAMES, close, small_tiles
 
 TOKENS = [(7 * i) % 64 for i in range(70)]
@@ -53,7 +53,7 @@ def made(scheme: str, matrix: torch.Tensor, cuts: tuple[int, ...] = ()) -> Float
     else:
         assert isinstance(layer, WeightsOnly)
         for first, stop in zip((0, *cuts), (*cuts, len(matrix)), strict=True):
-            layer.take(first, matrix[first:stop])
+            layer.take(first, Stored(matrix[first:stop]))
     return layer
 
 
@@ -70,13 +70,13 @@ def test_near_the_weights(scheme: str, error: float) -> None:
 @pytest.mark.parametrize("scheme", NAMES.values())
 def test_rows_of_a_quantized_file(scheme: str) -> None:
     torch.manual_seed(0)
-    blocks: BlockMatrix = quantize8(torch.randn(12, 64))
+    blocks = encoded(torch.randn(12, 64), "Q8_0")
     layer = PROJECTIONS[scheme](64, 12)
     assert isinstance(layer, WeightsOnly)
     layer.assign_weights(layer.allocate((), torch.float32, CPU))
     layer.take(0, blocks)
     x = torch.randn(2, 64)
-    assert torch.equal(layer(x), made(scheme, blocks.dequantize())(x))
+    assert torch.equal(layer(x), made(scheme, blocks.floats())(x))
 
 
 def test_fp8_rounds_activations_of_many_rows_only() -> None:
@@ -96,7 +96,8 @@ def test_what_is_not_finite_is_refused(scheme: str) -> None:
     with torch.device("meta"):
         model = Transformer(config, scheme)
     damaged = (
-        (name, tensor.fill_(float("inf")) if ".wo." in name else tensor) for name, tensor in random_tensors(config)
+        (name, Stored(tensor.fill_(float("inf")) if ".wo." in name else tensor))
+        for name, tensor in random_tensors(config)
     )
     with pytest.raises(
         ModelError, match=r"'layers.0.attention.wo.weight' of the checkpoint is damaged: a value is not"
@@ -107,7 +108,7 @@ def test_what_is_not_finite_is_refused(scheme: str) -> None:
 def network(config: ModelConfig, scheme: str) -> Transformer:
     with torch.device("meta"):
         model = Transformer(config, scheme)
-    weights.load(model, shard_of(config), "half", random_tensors(config), torch.float32, CPU, lambda _: None)
+    weights.load(model, shard_of(config), "half", random_stored(config), torch.float32, CPU, lambda _: None)
     return model.eval()
 
 
@@ -125,7 +126,7 @@ def test_network_in_the_kernels(scheme: str, changes: dict[str, object], monkeyp
     for module in model.modules():
         if isinstance(module, MoE):
             module.reserve(torch.float32, CPU)
-    weights.load(model, shard_of(config), "half", random_tensors(config), torch.float32, CPU, lambda _: None)
+    weights.load(model, shard_of(config), "half", random_stored(config), torch.float32, CPU, lambda _: None)
     expected = Driver(plain, SdpaAttention()).whole(TOKENS[:3])
     monkeypatch.setattr(triton, "serves", lambda x: True)
     close(Driver(model, SdpaAttention()).whole(TOKENS[:3]), expected)

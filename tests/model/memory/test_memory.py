@@ -21,7 +21,7 @@ from model.network import weights
 from model.network.transformer import Transformer
 from model.sharding.shard import shard_of
 from model.step.runner import ModelRunner
-from tests.model.driving import CPU, EXPERTS, random_tensors, tiny
+from tests.model.driving import CPU, EXPERTS, random_stored, tiny
 from tests.model.network.oracles import llama
 
 # tiny(): 2 KV heads of 8, so a page of 4 positions holds 2 * 4 * 16 values a layer: 512 bytes in float32.
@@ -105,7 +105,7 @@ def test_the_step_of_sparse_layers_is_not_underestimated() -> None:
     """The kernels' memory for the experts of a step is a part of the estimate."""
     with torch.device("meta"):
         model = Transformer(SPARSE, "int8")
-    weights.load(model, shard_of(SPARSE), "half", random_tensors(SPARSE), torch.float32, CPU, lambda _: None)
+    weights.load(model, shard_of(SPARSE), "half", random_stored(SPARSE), torch.float32, CPU, lambda _: None)
     block = model.layers[1].feed_forward
     norm = torch.ones(SPARSE.dim)
     for n in (64, 512):

@@ -18,6 +18,7 @@ from model.linear.schemes import NAMES, SCHEMES, Scheme
 from model.memory.plan import MemoryPlan, RankNeed, make_plan
 from model.memory.remedies import lack, remedies
 from model.network import weights
+from model.network.tensors import elsewhere
 from model.network.transformer import Transformer
 from model.options import RunnerOptions
 from model.setup import choose
@@ -133,7 +134,7 @@ def test_the_plan_is_what_ranks_load(tmp_path: Path, scheme: Scheme, family: str
         shard = shard_of(config, place)
         with torch.device("meta"):
             model = Transformer(shard.config, scheme.name, shard)
-        tensors = source.tensors(weights.elsewhere(shard))
+        tensors = source.tensors(elsewhere(shard))
         activations = torch.float32 if scheme.compiled else dtype
         weights.load(model, shard, source.rotation, tensors, activations, CPU, lambda _: None, embeddings=dtype)
         assert storages(model) == pytest.approx(rank.weights, rel=0.02)

@@ -12,6 +12,7 @@ from model.config.model import ModelConfig
 from model.kernels.cpu import native
 from model.network import weights
 from model.network.group import Group
+from model.network.tensors import elsewhere
 from model.network.transformer import Transformer
 from model.sharding.shard import shard_of
 from tests.model.driving import Driver, checkpoint
@@ -23,7 +24,7 @@ def rank_model(group: Group, source: Path | Checkpoint, scheme: str) -> Transfor
     shard = shard_of(opened.config, group.place)
     with torch.device("meta"):
         model = Transformer(shard.config, scheme, shard, group)
-    tensors = opened.tensors(weights.elsewhere(shard))
+    tensors = opened.tensors(elsewhere(shard))
     weights.load(model, shard, opened.rotation, tensors, torch.float32, group.device, lambda _: None)
     return model.eval()
 

@@ -16,7 +16,7 @@ from model.kernels.cpu import native
 from model.kernels.cpu.functions import Kernels
 from model.linear.schemes import SCHEMES
 from model.memory.sizes import weight_bytes
-from model.network import weights
+from model.network.tensors import places
 from model.options import RunnerOptions
 from model.sharding.layout import Layout
 from model.sharding.shard import shard_of
@@ -172,7 +172,7 @@ def test_ranks_hold_parts_of_heads(tmp_path: Path) -> None:
     mistral4().save_pretrained(tmp_path)
     config = read_config(tmp_path)
     shapes = [
-        {name: place.shape for name, place in weights.places(shard_of(config, Layout(tensor=2).place(rank)))}
+        {name: place.shape for name, place in places(shard_of(config, Layout(tensor=2).place(rank)))}
         for rank in range(2)
     ]
     assert shapes[0] == shapes[1]

@@ -5,13 +5,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from model.checkpoint.stored import Stored
 from model.kernels.cpu import native
 from model.linear.base import RMSNorm
-from model.linear.int4 import quantize8
 from model.linear.none import Linear
 from model.machine.host import choose_threads
 from model.network.feed_forward import FeedForward
 from model.network.moe import CompiledMoE, MoE
+from tests.model.encoding import encoded
 
 VARIANTS = native.available()
 
@@ -22,8 +23,8 @@ def compiled(scheme: str, n_used: int, shared_dim: int = 0) -> CompiledMoE:
     block = CompiledMoE(512, 64, 8, n_used, scheme, shared_dim=shared_dim, routed_scale=1.0).requires_grad_(False)
     block.gate.weight.normal_()
     for part in (*block.experts, *([block.shared_experts] if shared_dim else [])):
-        part.w13.take(0, torch.randn(part.w13.n_out, 512) / 20)
-        part.w2.take(0, torch.randn(512, part.w2.n_in) / 8)
+        part.w13.take(0, Stored(torch.randn(part.w13.n_out, 512) / 20))
+        part.w2.take(0, Stored(torch.randn(512, part.w2.n_in) / 8))
     return block
 
 
@@ -98,8 +99,8 @@ def test_the_kernels_route_as_pytorch_does(scheme: str) -> None:
     block = CompiledMoE(96 + 32, 64, 11, 3, scheme, routed_scale=2.5).requires_grad_(False)
     block.gate.weight.normal_()
     for expert in block.experts:
-        expert.w13.take(0, torch.randn(128, 128) / 8)
-        expert.w2.take(0, torch.randn(128, 64) / 8)
+        expert.w13.take(0, Stored(torch.randn(128, 128) / 8))
+        expert.w2.take(0, Stored(torch.randn(128, 64) / 8))
     x = torch.randn(50, 128)
     torch.testing.assert_close(block(x), MoE.forward(block, x), atol=2e-5, rtol=1e-5)
 
@@ -130,7 +131,7 @@ def filled(block: MoE) -> MoE:
     for number, expert in [*named, *([(50, block.shared_experts)] if block.shared_experts is not None else [])]:
         for part in (expert.w13, expert.w2):
             matrix = random_matrix(part.n_out, part.n_in, number)
-            part.weight.copy_(matrix) if isinstance(part, Linear) else part.take(0, matrix)
+            part.weight.copy_(matrix) if isinstance(part, Linear) else part.take(0, Stored(matrix))
     return block
 
 
@@ -143,11 +144,11 @@ def test_experts_may_have_layouts_that_differ() -> None:
     block = CompiledMoE(64, 64, 2, 2, "int4").requires_grad_(False)
     block.gate.weight.zero_()
     torch.manual_seed(0)
-    whole, blocks = torch.randn(128, 64), quantize8(torch.randn(128, 64))
+    whole, blocks = Stored(torch.randn(128, 64)), encoded(torch.randn(128, 64), "Q8_0")
     block.experts[0].w13.take(0, whole)
     block.experts[1].w13.take(0, blocks)
     for expert in block.experts:
-        expert.w2.take(0, torch.randn(64, 64))
+        expert.w2.take(0, Stored(torch.randn(64, 64)))
     x = torch.randn(3, 64)
     assert torch.equal(block(x), sum(0.5 * expert(x) for expert in block.experts))
 

@@ -13,16 +13,18 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from model.checkpoint.open import Checkpoint, open_checkpoint
+from model.checkpoint.stored import Stored
 from model.config.model import ModelConfig
 from model.errors import ModelError
 from model.network import weights
+from model.network.tensors import elsewhere
 from model.network.transformer import Transformer
 from model.sharding.layout import Layout, RankPlace
 from model.sharding.shard import shard_of
 from tests.model import pixtral, voxtral
 from tests.model.checkpoint import gguf_files, quantized_files
 from tests.model.checkpoint.native_files import save_native
-from tests.model.driving import CPU, EXPERTS, checkpoint, random_tensors, tiny
+from tests.model.driving import CPU, EXPERTS, checkpoint, random_stored, random_tensors, tiny
 from tests.model.network import oracles
 
 LAYOUTS = [Layout(2), Layout(4), Layout(1, 2), Layout(2, 2)]
@@ -40,7 +42,7 @@ def load(
     shard = shard_of(opened.config, place)
     with torch.device("meta"):
         model = Transformer(shard.config, scheme, shard)
-    tensors = opened.tensors(weights.elsewhere(shard))
+    tensors = opened.tensors(elsewhere(shard))
     weights.load(model, shard, opened.rotation, tensors, torch.float32, CPU, progress)
     return model
 
@@ -193,7 +195,7 @@ def test_a_fault_is_found_by_a_rank(change: Any, message: str, layout: Layout) -
         tensors = dict(random_tensors(config))
         change(tensors)
         try:
-            load(checkpoint(config, tensors.items()), place)
+            load(checkpoint(config, [(name, Stored(tensor)) for name, tensor in tensors.items()]), place)
         except ModelError as error:
             faults.append(str(error))
     assert len(faults) == (1 if layout.pipeline > 1 and "no place" not in message else layout.size)
@@ -202,7 +204,7 @@ def test_a_fault_is_found_by_a_rank(change: Any, message: str, layout: Layout) -
 
 def test_a_tensor_twice_is_refused() -> None:
     config = tiny((None, None))
-    twice = [*random_tensors(config), *random_tensors(config)]
+    twice = [*random_stored(config), *random_stored(config)]
     with pytest.raises(ModelError, match=r"the checkpoint has the tensor .* twice"):
         load(checkpoint(config, twice), SECOND)
 

@@ -14,7 +14,7 @@ from model.network.transformer import Transformer
 from model.sharding.shard import shard_of
 from tests.model.attention.attending import make
 from tests.model.checkpoint.native_files import save_native
-from tests.model.driving import CPU, EXPERTS, Driver, loaded, random_tensors, tiny
+from tests.model.driving import CPU, EXPERTS, Driver, loaded, random_stored, tiny
 from tests.model.network.oracles import TOKENS, Rename, build, first_mixtral, logprobs, renamed, save, since_large_3
 
 
@@ -56,6 +56,6 @@ def test_progress_reaches_one() -> None:
     config = tiny()
     with torch.device("meta"):
         model = Transformer(config)
-    weights.load(model, shard_of(config), "half", random_tensors(config), torch.float32, CPU, seen.append)
+    weights.load(model, shard_of(config), "half", random_stored(config), torch.float32, CPU, seen.append)
     assert seen == sorted(seen)
     assert seen[-1] == 1.0

@@ -11,7 +11,7 @@ from model.network import weights
 from model.network.transformer import Transformer
 from model.network.vision.encoder import ImageEncoder
 from model.sharding.shard import shard_of
-from tests.model.driving import CPU, random_tensors, tiny
+from tests.model.driving import CPU, random_stored, tiny
 from tests.model.pixtral import raw
 
 VISION = VisionConfig(64, 2, 4, 16, 128, patch_size=14, image_size=1540, merge=2, adapter_norm=True)
@@ -24,7 +24,7 @@ def encoder(scheme: str) -> ImageEncoder:
     with torch.device("meta"):
         model = Transformer(config)
         model.encoder = ImageEncoder(VISION, config.dim, config.norm_eps, scheme)
-    weights.load(model, shard_of(config), "half", random_tensors(config), torch.float32, CPU, lambda _: None)
+    weights.load(model, shard_of(config), "half", random_stored(config), torch.float32, CPU, lambda _: None)
     return model.encoder
 
 

@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from math import prod
 
 import pytest
 
 from model.config.model import ModelConfig
 from model.errors import OptionError
+from model.network.tensors import places
 from model.sharding.layout import Layout
 from model.sharding.shard import shard_of
 from tests.model.driving import EXPERTS, tiny
@@ -29,6 +31,8 @@ def test_the_ranks_hold_every_weight(name: str, layout: Layout) -> None:
     config = CONFIGS[name]
     shards = [shard_of(config, place) for place in layout.places()]
     held = sum(shard.n_layer_parameters for shard in shards)
+    tensors = [place.shape for shard in shards for name, place in places(shard) if name.startswith("layers.")]
+    assert held == sum(map(prod, tensors))
     n_sparse = sum(map(config.is_sparse, range(config.n_layers)))
     copied = config.n_layers * 2 * config.dim + n_sparse * config.n_experts * config.dim
     layers = sum(map(config.layer_parameters, range(config.n_layers)))
