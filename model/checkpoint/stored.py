@@ -1,4 +1,4 @@
-"""A weight as a checkpoint has it: any part of it can be taken, and is decoded only where a scheme needs floats."""
+"""A weight as a checkpoint has it. Any part can be cut out, and only a scheme that needs floats decodes it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -70,7 +70,7 @@ class Stored:
         return replace(self, values=self.values[rows], scales=scales, zeros=zeros)
 
     def columns(self, columns: range) -> "Stored":
-        """Select neighbouring input channels. Others of their groups and blocks stay in `values`."""
+        """Select neighbouring input channels. The others of the first and the last group or block stay in `values`."""
         first, stop = self._own.start + columns.start, self._own.start + columns.stop
         grain, (channels, width) = self._grain, self._unit
         begin, end = first // grain * grain, min(-(-stop // grain) * grain, self._width)
@@ -177,12 +177,12 @@ class Stored:
 
     @property
     def _unit(self) -> tuple[int, int]:
-        """Return the channels that cannot be told apart in a row of `values`, and how many values these are."""
+        """Return how many neighbouring channels share elements of a row of `values`, and how many elements that are."""
         return block_of(self.kind) if self.layout == "gguf" else (2 if self.layout == "fp4" else 1, 1)
 
     @property
     def _grain(self) -> int:
-        """Return the channels that a cut must keep together, or stand for some."""
+        """Return the size of a group or a block, which a cut keeps whole; 1 where any channels can be cut out."""
         if self.layout in ("gguf", "fp4"):
             return max(BLOCK_GROUP, self._unit[0])
         return 1 if self.scales is None or self.channels is not None or self._has_one_scale else self.group
