@@ -2,6 +2,8 @@
 
 import ctypes
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from model.kernels.cpu.records import (
     NO_MEMORY,
     NO_PAGE,
     NORMED,
+    NOT_JOINED,
     OUTSIDE,
     PLAIN,
     SUPERBLOCK,
@@ -40,6 +43,7 @@ _REFUSALS = {
 E4M3_UNIT = 2.0**8
 """The kernels read e4m3 as float16, which has another bias: a scale counts as so many times less."""
 _pointer, _integer = ctypes.c_void_p, ctypes.c_int64
+_JOIN = ctypes.CFUNCTYPE(_integer)
 ARGUMENTS = {
     "linear": (
         *(_pointer, _pointer, _integer, _integer, _pointer, ctypes.c_float),
@@ -263,23 +267,46 @@ class Kernels:
             raise MemoryError("no memory to sample tokens")
         return tokens
 
-    def step(self, network: Any, step: Any) -> None:
-        """Compute a whole step, see step.h.
+    def step(self, network: Any, step: Any, join: Callable[[], None] | None = None) -> None:
+        """Compute a whole step, see step.h. If it has a `part`, `join` adds the parts of all ranks to x.
 
-        Raises ValueError for a step that does not fit the network, MemoryError without memory for top_k or top_p.
+        Raises ValueError for a step that does not fit the network, MemoryError without memory for top_k or top_p, and
+        what `join` raises.
         """
+        errors: list[BaseException] = []
+        if join is not None:
+            function = _JOIN(partial(self._join, join, errors))
+            step.join = ctypes.cast(function, _pointer)
         with self._lock:
             status = self._call_with_scratch("step", ctypes.byref(network), ctypes.byref(step))
+        if status == NOT_JOINED:
+            raise errors[0]
         if status == NO_MEMORY:
             raise MemoryError("no memory to sample tokens")
         if status:
             raise ValueError(_REFUSALS[status])
 
+    def _join(self, join: Callable[[], None], errors: list[BaseException]) -> int:
+        """Do `join` for C without the lock, because it waits for other ranks. Returns the number of errors."""
+        self._lock.release()
+        try:
+            join()
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            self._lock.acquire()
+        return len(errors)
+
     def _call_with_scratch(self, name: str, *arguments: Any) -> int:
-        """Call a kernel that returns how many bytes of scratch memory it needs, if there are fewer."""
-        call = self._call[name]
-        while (status := int(call(*arguments, pointer("scratch", self._scratch, torch.uint8), len(self._scratch)))) > 0:
-            self._scratch = _bytes(status + status // 4)
+        """Call a kernel that returns how many bytes of scratch memory it needs, if there are fewer.
+
+        While a step joins ranks, another thread may call: it gets memory of its own.
+        """
+        call, scratch = self._call[name], self._scratch
+        self._scratch = _bytes(0)
+        while (status := int(call(*arguments, pointer("scratch", scratch, torch.uint8), len(scratch)))) > 0:
+            scratch = _bytes(status + status // 4)
+        self._scratch = scratch
         return status
 
 

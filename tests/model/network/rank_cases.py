@@ -12,6 +12,7 @@ from model.batch import Slice, TokenLogprob
 from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.config.model import ModelConfig
 from model.kernels.cpu import native
+from model.linear.schemes import SCHEMES
 from model.network import weights
 from model.network.group import Group
 from model.network.transformer import Transformer
@@ -32,9 +33,11 @@ def rank_model(group: Group, source: Path | Checkpoint, scheme: str) -> Transfor
 
 
 def driver(group: Group, source: Path | Checkpoint, scheme: str = "none") -> Driver:
-    return Driver(
-        rank_model(group, source, scheme), choose("auto", group.device, kernels=native.kernels())[1], shuffle=0
-    )
+    attention = choose("auto", group.device, kernels=native.kernels())[1]
+    made = Driver(rank_model(group, source, scheme), attention, shuffle=0)
+    if SCHEMES[scheme].compiled:
+        made.compile()
+    return made
 
 
 def sums(group: Group, parts: list[Tensor]) -> Tensor:
