@@ -32,7 +32,7 @@ from model.machine.device import DTYPES, name_of, of_memory
 from model.network.feed_forward import FeedForward
 from model.network.kernels import OWNERS, leave_to_torch, row_counts
 from model.network.lora import Lora, LowRank, LowRankPart, StepAdapters
-from model.network.moe import CompiledMoE, MoE
+from model.network.moe import MoE
 from model.sampling_params import SamplingParams
 from model.step import distribution
 from model.step.packing import pack
@@ -199,7 +199,7 @@ def product_checks(
     for store in (torch.clone, quantize8) if scheme.name == "int4" else (torch.clone,):  # int4 has two layouts
         yield "products", partial(error, *blocks, dim, HIDDEN_DIM, calls=calls, store=store), limit
     if n_experts:
-        moe = partial(CompiledMoE if scheme.compiled else MoE, scheme=scheme.name)
+        moe = partial(MoE, scheme=scheme.name)
         n_used = min(config.n_experts_per_token, n_experts)
         sizes, most = (min(dim, 512), HIDDEN_DIM, n_experts, n_used), max(most, of_expert * n_experts // n_used)
         yield "experts", partial(error, moe, MoE, *sizes, calls=calls[:1], most=most), limit
@@ -207,7 +207,7 @@ def product_checks(
 
 def _fill(block: nn.Module, plain: nn.Module, make: Make, dtype: torch.dtype, store: Callable[[Tensor], Any]) -> None:
     """Give a block random weights, and `plain` the same as they are stored, in float32."""
-    if isinstance(block, MoE) and not isinstance(block, CompiledMoE):
+    if isinstance(block, MoE) and isinstance(block.experts[0].w13, Floats):
         block.reserve(dtype, make(1).device)
     for mine, theirs in zip(block.modules(), plain.modules(), strict=True):
         if isinstance(mine, RMSNorm):

@@ -23,7 +23,7 @@ from model.network.encoding import Encoder
 from model.network.feed_forward import FeedForward
 from model.network.group import Group
 from model.network.latent import LatentAttention
-from model.network.moe import CompiledMoE, MoE
+from model.network.moe import MoE
 from model.network.vision.encoder import ImageEncoder
 from model.sharding.shard import Shard, shard_of
 
@@ -73,7 +73,7 @@ class Block(nn.Module):
         self.attention = (SelfAttention if config.latent is None else LatentAttention)(config, scheme)
         self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
         self.feed_forward: nn.Module = (
-            (CompiledMoE if SCHEMES[scheme].compiled else MoE)(
+            MoE(
                 *(config.dim, config.expert_dim, config.n_experts, config.n_experts_per_token, scheme),
                 held=experts,
                 shared_dim=config.shared_dim,
