@@ -237,7 +237,7 @@ def _runner(
     kind = SplitHead if model.splits_layers else OutputHead
     head = kind(model, adapters, (masks.step,), setup.kernels, setup.by_torch)
     compiled = compiled_network(model, backend, pools, tables, head.block_rows)
-    alone = compiled is not None and not model.splits_layers
+    alone = compiled is not None and not model.splits_layers  # the bits of ranks that share layers are their layout's
     if alone and setup.kernels is not None:
         description |= {"arithmetic": native.arithmetic(setup.kernels)}
     first, between = setup.targets

@@ -63,7 +63,7 @@ class CompiledNetwork:
 
         `sampling` has a row for each of these tokens; without it none is sampled. `adapters` has one for each slice.
         `embedded` are rows [n] and the embeddings [n, dim] of images or audio in them. A stage of a pipeline receives
-        its input.
+        its input. Ranks that share layers join after each attention and each feed-forward.
         Raises ValueError for what the network or a table of pages does not have, MemoryError without memory to sample.
         """
         x, tokens = self._input(slices)
