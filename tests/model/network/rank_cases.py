@@ -2,13 +2,15 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from model.attention import choose
-from model.batch import Slice, TokenLogprob
+from model.batch import Slice, StepBatch, TokenLogprob
 from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.config.model import ModelConfig
 from model.kernels.cpu import native
@@ -17,6 +19,7 @@ from model.network import weights
 from model.network.group import Group
 from model.network.transformer import Transformer
 from model.sharding.shard import shard_of
+from model.step.packing import pack
 from model.step.sampler import sample_parts
 from tests.model.driving import Driver, checkpoint
 
@@ -58,6 +61,18 @@ def in_company(group: Group, config: ModelConfig, scheme: str, tokens: Sequence[
     own, other = network.start(tokens), network.start(tokens[::-1])
     parts = [network.step([(other, 2), (own, 5)])[1], network.step([(own, len(tokens) - 5), (other, 9)])[0]]
     return [each.cpu() for each in (*found, torch.cat(parts))]
+
+
+@torch.inference_mode()
+def with_embeddings(group: Group, config: ModelConfig, tokens: Sequence[int], media: tuple[Tensor, Tensor]) -> Any:
+    """Hidden states of the tokens, with the embeddings of an image in some rows: in one call, and layer by layer."""
+    network = driver(group, checkpoint(config), "int8")
+    item = network._slice(network.start(tokens), len(tokens))
+    assert network.compiled is not None
+    whole, _ = network.compiled.step([item], [0], None, (), media)
+    inputs = pack(StepBatch((item,)), network.attention.page_size, network.windows, network.device)
+    inputs = replace(inputs, embedded=media)
+    return whole, network.model(inputs, network.tables, network.attention, network.pools)
 
 
 def sampled(

@@ -121,6 +121,15 @@ def test_the_bits_of_a_row_do_not_depend_on_others(
     assert close < (0.1 if scheme == "int8" else 0.01)
 
 
+@pytest.mark.parametrize("experts", [{}, SPARSE], ids=_kind)
+def test_one_call_gives_the_bits_of_layer_by_layer(ranks: Ranks, experts: Mapping[str, Any]) -> None:
+    """Also with the embeddings of an image. Ranks that share layers hold the same hidden states."""
+    config = tiny((None, 9), **WIDE, **experts)
+    media = torch.tensor([0, 3, 4]), torch.randn(3, config.dim)
+    found = ranks.run(Layout(2), rank_cases.with_embeddings, config, PROMPT, media)
+    assert all(torch.equal(each, found[0][0]) for pair in found for each in pair)
+
+
 HARMLESS = ({}, {"temperature": 0.7}, {"temperature": 1.0}, {"temperature": 1e-31}, {"temperature": 2.0})
 NEED_ALL = ({"temperature": 1.0, "top_p": 0.5}, {"logprobs": 2}, {"logit_bias": ((990, 100.0),)})
 WIDTHS = {2: (496, 504), 4: (240, 256, 240, 264)}
