@@ -14,15 +14,15 @@ import torch
 
 from benchmarks.kernels import FP4, compare, seconds, weights
 from model.linear.base import RMSNorm
-from model.network.moe import CompiledMoE
+from model.network.moe import MoE
 
 DIM, HIDDEN_DIM, EXPERTS, USED, LAYERS = 1024, 3584, 8, 2, 4
 ROWS = (1, 2, 8, 32, 512)
 
 
-def block(scheme: str) -> CompiledMoE:
+def block(scheme: str) -> MoE:
     kind = "int8" if scheme in FP4 else scheme
-    made = CompiledMoE(DIM, HIDDEN_DIM, EXPERTS, USED, kind).requires_grad_(False)
+    made = MoE(DIM, HIDDEN_DIM, EXPERTS, USED, kind).requires_grad_(False)
     made.gate.weight.data = torch.randn(EXPERTS, DIM) / DIM**0.5
     for expert in made.experts:
         parts: list[Any] = [expert.w13, expert.w2]
@@ -31,7 +31,7 @@ def block(scheme: str) -> CompiledMoE:
     return made
 
 
-def call_all(blocks: list[CompiledMoE], norm: RMSNorm, x: torch.Tensor) -> Callable[[], object]:
+def call_all(blocks: list[MoE], norm: RMSNorm, x: torch.Tensor) -> Callable[[], object]:
     def call() -> None:
         for one in blocks:
             one(x, norm, onto=x.clone())

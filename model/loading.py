@@ -241,7 +241,8 @@ def _runner(
     media = Encodings(model.encoder)
     head = OutputHead(model, adapters, (masks.step,), setup.kernels, setup.by_torch)
     compiled = compiled_network(model, backend, pools, tables, head.block_rows)
-    if compiled and setup.kernels is not None:
+    alone = compiled is not None and not model.splits_layers  # the bits of ranks that share layers are their layout's
+    if alone and setup.kernels is not None:
         description |= {"arithmetic": native.arithmetic(setup.kernels)}
     first, between = setup.targets
     format_ = setup.media.format if setup.media else None
@@ -263,7 +264,7 @@ def _runner(
         target_first_token=first,
         target_inter_token=between,
         copies_pages=device.type == "cpu",
-        prompt_lookup_num_tokens=DRAFT_TOKENS if compiled and setup.options.prompt_lookup == "auto" else 0,
+        prompt_lookup_num_tokens=DRAFT_TOKENS if alone and setup.options.prompt_lookup == "auto" else 0,
         prefixes=prefixes,
     )
     executor: Executor = (

@@ -21,7 +21,9 @@ from model.config.model import ModelConfig
 from model.errors import OptionError, one_line
 from model.kernels import cuda
 from model.kernels.cpu.functions import Kernels
+from model.kernels.cpu.low_rank import PackedRows
 from model.linear.base import RMSNorm
+from model.linear.bfloat16 import BFloat16Linear
 from model.linear.compiled import Compiled
 from model.linear.floats import Floats, WeightsOnly
 from model.linear.schemes import Scheme
@@ -30,7 +32,7 @@ from model.machine.device import DTYPES, name_of, of_memory
 from model.network.feed_forward import FeedForward
 from model.network.kernels import OWNERS, leave_to_torch, row_counts
 from model.network.lora import Lora, LowRank, LowRankPart, StepAdapters
-from model.network.moe import CompiledMoE, MoE
+from model.network.moe import MoE
 from model.sampling_params import SamplingParams
 from model.step import distribution
 from model.step.packing import pack
@@ -187,7 +189,7 @@ def product_checks(
     if not scheme.compiled:
         norm = partial(RMSNorm, eps=config.norm_eps)
         yield "norms", partial(error, norm, norm, dim, calls=(nn.Module.__call__,)), LIMITS[dtype]
-    yield "adapters", partial(_adapter_error, dim, dtype, adapted, device, scheme.compiled), LIMITS[adapted]
+    yield "adapters", partial(_adapter_error, scheme.compiled, dim, dtype, adapted, device), LIMITS[adapted]
     blocks = partial(FeedForward, scheme=scheme.name), FeedForward
     calls = (
         lambda block, x: block(x, onto=x.clone()),
@@ -198,7 +200,7 @@ def product_checks(
     for store in (Stored, among) if scheme.name == "int4" else (Stored,):  # int4 has two layouts
         yield "products", partial(error, *blocks, dim, HIDDEN_DIM, calls=calls, store=store), limit
     if n_experts:
-        moe = partial(CompiledMoE if scheme.compiled else MoE, scheme=scheme.name)
+        moe = partial(MoE, scheme=scheme.name)
         n_used = min(config.n_experts_per_token, n_experts)
         sizes, most = (min(dim, 512), HIDDEN_DIM, n_experts, n_used), max(most, of_expert * n_experts // n_used)
         yield "experts", partial(error, moe, MoE, *sizes, calls=calls[:1], most=most), limit
@@ -208,7 +210,7 @@ def _fill(
     block: nn.Module, plain: nn.Module, make: Make, dtype: torch.dtype, store: Callable[[Tensor], Stored]
 ) -> None:
     """Give a block random weights, and `plain` the same as they are stored, in float32."""
-    if isinstance(block, MoE) and not isinstance(block, CompiledMoE):
+    if isinstance(block, MoE) and isinstance(block.experts[0].w13, Floats):
         block.reserve(dtype, make(1).device)
     for mine, theirs in zip(block.modules(), plain.modules(), strict=True):
         if isinstance(mine, RMSNorm):
@@ -238,7 +240,7 @@ def _filled(part: Floats | Compiled, make: Make, dtype: torch.dtype, store: Call
     return part.weights.values.copy_(matrix).float()
 
 
-def _adapter_error(n_in: int, dtype: torch.dtype, adapted: torch.dtype, device: torch.device, packed: bool) -> float:
+def _adapter_error(packed: bool, n_in: int, dtype: torch.dtype, adapted: torch.dtype, device: torch.device) -> float:
     """Return the error of rows of which all but the first have an adapter."""
     make = numbers(device)
     a, b = ((make((n, width)) * width**-0.5).to(adapted) for n, width in ((RANK, n_in), (HIDDEN_DIM, RANK)))
@@ -247,5 +249,11 @@ def _adapter_error(n_in: int, dtype: torch.dtype, adapted: torch.dtype, device: 
     right = torch.cat((y[:1], y[1:] + x[1:].float() @ a.float().T @ b.float().T)).float()
     step = StepAdapters.of([None, adapter.pack() if packed else adapter], [1, 19], device)
     assert step is not None
-    step.layer(0)["wo"].add(y, x, None)
+    uses = step.layer(0)["wo"]
+    if isinstance(uses, PackedRows):  # the kernels add them to a product, here of zeros
+        product = BFloat16Linear(n_in, HIDDEN_DIM)
+        product.take(0, Stored(torch.zeros(HIDDEN_DIM, n_in)))
+        product(x, onto=y, adapters=uses)
+    else:
+        uses.add(y, x, None)
     return error_of([(y, right)])

@@ -1,8 +1,7 @@
 """The parts of a block that all schemes share: the norm, the gate, and the interface of projections."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,24 +43,6 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return silu(gate).mul_(up)
 
 
-@dataclass(frozen=True, slots=True)
-class GateUp:
-    """A `swiglu(gate, up)` [T, n] that is not computed yet: the next projection computes it while it reads `both`.
-
-    `both` is [T, 2 n]: each row has its gate first, then its up.
-    """
-
-    both: Tensor
-
-
-class RowAdapters(Protocol):
-    """The LoRA adapters of the rows of a step, for one projection."""
-
-    def add(self, y: Tensor, x: Any, norm: RMSNorm | None) -> None:
-        """Add B A norm(x) of each adapter to its rows of y [T, n_out], in place; x [T, n_in] is the product's input."""
-        ...
-
-
 class Projection(nn.Module, ABC):
     """A map [T, n_in] -> [T, n_out] without bias.
 
@@ -79,27 +60,17 @@ class Projection(nn.Module, ABC):
         self.scheme.check_width(n_in)
         self.n_in, self.n_out = n_in, n_out
 
-    def forward(
-        self,
-        x: Tensor | GateUp,
-        norm: RMSNorm | None = None,
-        onto: Tensor | None = None,
-        adapters: RowAdapters | None = None,
-    ) -> Tensor:
-        """Do `compute`, and let `adapters` add theirs. The base's product does not depend on them."""
-        y = self.compute(x, norm, onto)
-        if adapters is not None:
-            adapters.add(y, x, norm)
-        return y
-
     @abstractmethod
-    def compute(self, x: Any, norm: RMSNorm | None = None, onto: Tensor | None = None) -> Tensor:
-        """Compute W norm(x), [T, n_out]. With `onto`, add the result to that tensor in place and return the sum."""
+    def forward(self, x: Any, norm: RMSNorm | None = None, onto: Tensor | None = None, adapters: Any = None) -> Tensor:
+        """Compute W norm(x), [T, n_out]; with `onto`, add it to that tensor in place and return the sum.
 
-    def gated(self, x: Tensor, norm: RMSNorm | None = None, adapters: RowAdapters | None = None) -> Tensor | GateUp:
+        `adapters` are those of the rows, as `StepAdapters` gives them: they add B A norm(x) to the result.
+        """
+
+    def gated(self, x: Tensor, norm: RMSNorm | None = None, adapters: Any = None) -> Any:
         """Compute swiglu(G norm(x), U norm(x)), [T, n_out/2], for the next projection. W is G above U."""
         return self.gate(self(x, norm, adapters=adapters))
 
     @abstractmethod
-    def gate(self, gate_up: Tensor) -> Tensor | GateUp:
+    def gate(self, gate_up: Tensor) -> Any:
         """Compute swiglu of gate and up side by side, [T, n_out] -> [T, n_out/2], for the next projection."""

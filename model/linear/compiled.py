@@ -2,14 +2,26 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from model.checkpoint.stored import Stored
 from model.kernels.cpu import native
+from model.kernels.cpu.low_rank import PackedRows
 from model.kernels.cpu.packed import PackedWeights
 from model.linear import fp4
-from model.linear.base import GateUp, Projection, RMSNorm
+from model.linear.base import Projection, RMSNorm
+
+
+@dataclass(frozen=True, slots=True)
+class GateUp:
+    """A `swiglu(gate, up)` [T, n] that is not computed yet: the next projection computes it while it reads `both`.
+
+    `both` is [T, 2 n]: each row has its gate first, then its up.
+    """
+
+    both: Tensor
 
 
 class Compiled(Projection):
@@ -56,12 +68,18 @@ class Compiled(Projection):
             self._kernels.quantize(self.packed, first, part)
             first += len(part)
 
-    def compute(self, x: Tensor | GateUp, norm: RMSNorm | None = None, onto: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor | GateUp,
+        norm: RMSNorm | None = None,
+        onto: Tensor | None = None,
+        adapters: PackedRows | None = None,
+    ) -> Tensor:
         assert self.packed is not None, "no weights have been loaded"
         if isinstance(x, GateUp):
-            return self._kernels.linear(self.packed, x.both, gated=True, onto=onto)
+            return self._kernels.linear(self.packed, x.both, gated=True, onto=onto, adapters=adapters)
         scale, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-        return self._kernels.linear(self.packed, x, norm=scale, eps=eps, onto=onto)
+        return self._kernels.linear(self.packed, x, norm=scale, eps=eps, onto=onto, adapters=adapters)
 
     def gate(self, gate_up: Tensor) -> GateUp:
         return GateUp(gate_up)

@@ -1,7 +1,7 @@
 """Projections on activations in the model's format: with weights as they are, or narrower ones."""
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -9,10 +9,18 @@ from torch import Tensor
 from model.checkpoint.stored import Stored
 from model.kernels import cuda as triton
 from model.kernels.cuda.layouts import FEW_ROWS, DeviceWeights
-from model.linear.base import Projection, RMSNorm, RowAdapters, swiglu
+from model.linear.base import Projection, RMSNorm, swiglu
 
 PIECE = 2**25
 """Weights that are dequantized at once."""
+
+
+class RowAdapters(Protocol):
+    """The LoRA adapters of the rows of a step, for one projection."""
+
+    def add(self, y: Tensor, x: Tensor, norm: RMSNorm | None) -> None:
+        """Add B A norm(x) of each adapter to its rows of y [T, n_out], in place; x [T, n_in] is the product's input."""
+        ...
 
 
 class Floats(Projection):
@@ -41,7 +49,20 @@ class Floats(Projection):
     def product(self, x: Tensor) -> Tensor:
         """Compute W x by PyTorch."""
 
-    def compute(self, x: Tensor, norm: RMSNorm | None = None, onto: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        norm: RMSNorm | None = None,
+        onto: Tensor | None = None,
+        adapters: RowAdapters | None = None,
+    ) -> Tensor:
+        y = self.compute(x, norm, onto)
+        if adapters is not None:
+            adapters.add(y, x, norm)
+        return y
+
+    def compute(self, x: Tensor, norm: RMSNorm | None, onto: Tensor | None) -> Tensor:
+        """Do as `forward` without adapters: the base's product does not depend on them."""
         x = x if norm is None else norm(x)
         if self._in_kernel(x):
             return self._run(x, onto=onto)

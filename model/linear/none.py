@@ -32,7 +32,7 @@ class Linear(Floats):
     def product(self, x: Tensor) -> Tensor:
         return linear(x, self.weight)
 
-    def compute(self, x: Tensor, norm: RMSNorm | None = None, onto: Tensor | None = None) -> Tensor:
+    def compute(self, x: Tensor, norm: RMSNorm | None, onto: Tensor | None) -> Tensor:
         if onto is None or not x.is_cuda or self._in_kernel(x):
             return super().compute(x, norm, onto)
         return onto.addmm_(x if norm is None else norm(x), self.weight.T)  # the product's own epilogue adds

@@ -3,6 +3,7 @@
 import ctypes
 from array import array
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ class CompiledNetwork:
         self._kernels = attention.kernels
         self._model = model
         self._block_rows = block_rows
-        self.has_head = model.has_head
+        self.has_head, self.samples = model.has_head, model.has_head and not model.splits_layers
         self._head = model.output.packed if model.has_head else None
         self._layers = (struct("layer") * len(model.layers))(
             *(
@@ -62,14 +63,11 @@ class CompiledNetwork:
 
         `sampling` has a row for each of these tokens; without it none is sampled. `adapters` has one for each slice.
         `embedded` are rows [n] and the embeddings [n, dim] of images or audio in them. A stage of a pipeline receives
-        its input.
+        its input. Ranks that share layers join after each attention and each feed-forward.
         Raises ValueError for what the network or a table of pages does not have, MemoryError without memory to sample.
         """
-        n_rows = sum([item.stop - item.start for item in slices])
-        x = self._model.receive(n_rows)
-        tokens = None if x is not None else _tokens(slices)
-        if x is None:
-            x = torch.empty(n_rows, self._model.config.dim, dtype=torch.float32, device="cpu")
+        x, tokens = self._input(slices)
+        part = torch.empty_like(x) if self._model.splits_layers else None
         distinct = dict.fromkeys(one for one in adapters if one is not None)
         index: dict[Lora | None, int] = {one: i for i, one in enumerate(distinct)}
         columns, pages = _columns(slices, counts, [index.get(one, -1) for one in adapters] or [-1] * len(slices))
@@ -91,14 +89,25 @@ class CompiledNetwork:
             embedded=None if values is None else floats("embedded", values),
             x=floats("x", x),
             sampled=records.pointer("sampled", sampled, torch.int64),
+            part=None if part is None else floats("part", part),
             n_slices=len(slices),
             n_adapters=len(targets),
             n_embedded_rows=0 if rows is None else len(rows),
             block_rows=self._block_rows,
         )
-        self._kernels.step(self._network, step)
+        self._kernels.step(self._network, step, None if part is None else partial(self._model.join, x, part))
         self._model.send(x)
         return x, sampled
+
+    def _input(self, slices: Sequence[Slice]) -> "tuple[Tensor, array[int] | None]":
+        """Return x [T, dim], and the tokens that the kernels look up there; None if x has the layers' input already."""
+        model, tokens = self._model, _tokens(slices)
+        x = model.receive(len(tokens))
+        if x is None and model.splits_layers:
+            x = model.look_up(torch.frombuffer(tokens, dtype=torch.int64)).float()
+        if x is not None:
+            return x, None
+        return torch.empty(len(tokens), model.config.dim, dtype=torch.float32, device="cpu"), tokens
 
     def _record(self, pools: PagePools, tables: RopeTables) -> Any:
         model, config = self._model, self._model.config
@@ -129,8 +138,8 @@ class CompiledNetwork:
 def compiled_network(
     model: Transformer, attention: Attention, pools: PagePools, tables: RopeTables, block_rows: int
 ) -> CompiledNetwork | None:
-    """Return the network if the kernels compute all of it, else None: ranks that share layers add their parts."""
-    if not isinstance(attention, PagedAttention) or model.splits_layers:
+    """Return the network if the kernels compute all of it, else None."""
+    if not isinstance(attention, PagedAttention):
         return None
     parts = [part for block in model.layers for part in _parts(block)]  # type: ignore[arg-type]
     heads = [model.output.packed] if model.has_head else []

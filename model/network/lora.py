@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.kernels import cuda as triton
-from model.kernels.cpu import low_rank, native
+from model.kernels.cpu import low_rank
 from model.kernels.cpu.low_rank import PackedLowRank, PackedRows, PackedTargets
 from model.kernels.cpu.records import TARGETS
-from model.linear.base import GateUp, RMSNorm, RowAdapters
+from model.linear.base import RMSNorm
+from model.linear.floats import RowAdapters
 from model.machine.transfers import upload
 
 if TYPE_CHECKING:
@@ -120,21 +121,6 @@ class PlainUses(NamedTuple):
                 y.narrow(1, first, len(b)).index_add_(0, rows, change.to(y.dtype))
 
 
-class PackedUses(NamedTuple):
-    """The same for the compiled kernels."""
-
-    rows: PackedRows
-
-    def add(self, y: Tensor, x: Tensor | GateUp, norm: RMSNorm | None) -> None:
-        """See `RowAdapters`."""
-        kernels = native.needed()
-        if isinstance(x, GateUp):
-            kernels.adapt(self.rows, x.both, y, gated=True)
-        else:
-            scale, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-            kernels.adapt(self.rows, x, y, norm=scale, eps=eps)
-
-
 class GroupedUses(NamedTuple):
     """The same for the GPU's kernels: product number `product` of `grouped`."""
 
@@ -148,8 +134,10 @@ class GroupedUses(NamedTuple):
         adapters.add(y, x if norm is None else norm(x), self.grouped, self.product)
 
 
-LayerUses = Mapping[str, RowAdapters]
-"""The adapters of one layer's rows, by target. A target that no adapter has is missing."""
+Uses = RowAdapters | PackedRows
+"""The adapters of the rows of a product. Compiled projections take them packed."""
+LayerUses = Mapping[str, Uses]
+"""Those of one layer, by target. A target that no adapter has is missing."""
 NO_USES: LayerUses = {}
 
 
@@ -195,19 +183,19 @@ class StepAdapters:
         }
 
     @property
-    def head(self) -> RowAdapters | None:
+    def head(self) -> Uses | None:
         if self.grouped is not None:
             return GroupedUses(self.grouped, len(self.grouped.table) - 1)
         return self._uses([one.head for one in self.adapters])
 
-    def _uses(self, products: Sequence[Product | None]) -> RowAdapters | None:
+    def _uses(self, products: Sequence[Product | None]) -> Uses | None:
         pairs = [(one, rows) for one, rows in zip(products, self.rows, strict=True) if one is not None]
         if not pairs:
             return None
         plain = [(one, rows) for one, rows in pairs if isinstance(one, LowRank)]
         if plain:
             return PlainUses(plain)
-        return PackedUses(PackedRows([(_targets([one]), rows) for one, rows in pairs]))
+        return PackedRows([(_targets([one]), rows) for one, rows in pairs])
 
 
 def _group(adapters: Sequence[Lora], rows: Sequence[NDArray[np.int64]], device: torch.device) -> "Grouped":

@@ -1,7 +1,6 @@
 """Sparse mixture of experts (Mixtral, arXiv 2401.04088), also with shared experts (DeepSeekMoE, arXiv 2401.06066)."""
 
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,10 +31,10 @@ class MoE(nn.Module):
 
     The weights are multiplied by `routed_scale`. With a `shared_dim`, shared experts of this hidden size serve every
     token. A rank may hold only the experts `held`: the outputs of the others are left out. Loading chooses the way: the
-    weights are `stacked` for the kernels of a GPU, else one expert is computed after another.
+    weights are `stacked` for the kernels of a GPU, or `packed` for those of a CPU, else one expert is computed after
+    another.
     """
 
-    packed: PackedExperts | None = None
     by_torch = False
     """Whether the weights stay apart on a GPU too, because a kernel failed the self-test. Loading sets it."""
 
@@ -71,6 +70,17 @@ class MoE(nn.Module):
             part.assign_weights(weights[i])
         return weights
 
+    @cached_property
+    def packed(self) -> PackedExperts | None:
+        """Return the weights, once they are loaded, for the compiled kernels; None where these do not serve."""
+        pairs = [_packed(expert) for expert in self.experts]  # type: ignore[arg-type]
+        shared = None if self.shared_experts is None else _packed(self.shared_experts)
+        if None in pairs:
+            return None
+        gate: Tensor = self.gate.weight  # type: ignore[assignment]
+        before, after = self._held.start, self.n_experts - self._held.stop
+        return PackedExperts(gate, [*[None] * before, *pairs, *[None] * after], shared, self.n_used, self.routed_scale)
+
     def forward(
         self,
         x: Tensor,
@@ -79,6 +89,10 @@ class MoE(nn.Module):
         uses: lora.LayerUses = lora.NO_USES,
     ) -> Tensor:
         """Compute MoE(norm(x)), or add it to `onto` in place. [T, dim] -> [T, dim]. No adapter changes experts."""
+        if self.packed is not None:
+            scale, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+            target = torch.zeros_like(x) if onto is None else onto
+            return native.needed().experts(self.packed, x, norm=scale, eps=eps, onto=target)
         x = x.clone() if norm is None else norm(x)  # `onto` may be x
         if self.stacked is not None:
             y = self._grouped(x, *self.stacked, onto)
@@ -129,37 +143,6 @@ class MoE(nn.Module):
         return (experts - self._held.start).masked_fill_(elsewhere, -1)
 
 
-class CompiledMoE(MoE):
-    """The same in the compiled kernels. They have the weights in `packed`, from the first use on."""
-
-    def __init__(self, *sizes: Any, **more: Any) -> None:
-        super().__init__(*sizes, **more)
-        self._kernels = native.needed()
-
-    @cached_property
-    def packed(self) -> PackedExperts:  # type: ignore[override]
-        """Return the weights, which are loaded."""
-        gate: Tensor = self.gate.weight  # type: ignore[assignment]
-        before, after = self._held.start, self.n_experts - self._held.stop
-        pairs = [_packed(expert) for expert in self.experts]  # type: ignore[arg-type]
-        shared = None if self.shared_experts is None else _packed(self.shared_experts)
-        return PackedExperts(gate, [*[None] * before, *pairs, *[None] * after], shared, self.n_used, self.routed_scale)
-
-    def forward(
-        self,
-        x: Tensor,
-        norm: RMSNorm | None = None,
-        onto: Tensor | None = None,
-        uses: lora.LayerUses = lora.NO_USES,
-    ) -> Tensor:
-        """See `MoE.forward`."""
-        scale, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-        target = torch.zeros_like(x) if onto is None else onto
-        return self._kernels.experts(self.packed, x, norm=scale, eps=eps, onto=target)
-
-
-def _packed(part: FeedForward) -> tuple[PackedWeights, PackedWeights]:
+def _packed(part: FeedForward) -> tuple[PackedWeights, PackedWeights] | None:
     w13, w2 = part.w13.packed, part.w2.packed
-    assert w13 is not None, "no weights have been loaded"
-    assert w2 is not None, "no weights have been loaded"
-    return w13, w2
+    return None if w13 is None or w2 is None else (w13, w2)

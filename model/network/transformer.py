@@ -23,7 +23,7 @@ from model.network.encoding import Encoder
 from model.network.feed_forward import FeedForward
 from model.network.group import Group
 from model.network.latent import LatentAttention
-from model.network.moe import CompiledMoE, MoE
+from model.network.moe import MoE
 from model.network.vision.encoder import ImageEncoder
 from model.sharding.shard import Shard, shard_of
 
@@ -73,7 +73,7 @@ class Block(nn.Module):
         self.attention = (SelfAttention if config.latent is None else LatentAttention)(config, scheme)
         self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
         self.feed_forward: nn.Module = (
-            (CompiledMoE if SCHEMES[scheme].compiled else MoE)(
+            MoE(
                 *(config.dim, config.expert_dim, config.n_experts, config.n_experts_per_token, scheme),
                 held=experts,
                 shared_dim=config.shared_dim,
@@ -188,6 +188,11 @@ class Transformer(nn.Module):
             return None
         return self.group.receive((n_rows, self.config.dim), self.dtype)
 
+    def join(self, x: Tensor, part: Tensor) -> None:
+        """Add to x the sum of the `part` [T, dim] of each rank that shares the layers, in place."""
+        assert self.group is not None
+        x.add_(self.group.sum(part))
+
     def send(self, x: Tensor) -> None:
         """Send hidden states [T, dim] to the next stage, if there is one: nobody may change them then."""
         if self.group is not None and not self.has_head:
@@ -195,13 +200,13 @@ class Transformer(nn.Module):
 
     def _embed(self, inputs: PackedInputs) -> Tensor:
         """Return the embeddings of tokens, images and audio, [T, dim]."""
-        x = self._look_up(inputs.tokens).to(self.dtype)
+        x = self.look_up(inputs.tokens).to(self.dtype)
         if inputs.embedded is not None:
             rows, values = inputs.embedded
             x[rows] = values.to(x.dtype)
         return x
 
-    def _look_up(self, tokens: Tensor) -> Tensor:
+    def look_up(self, tokens: Tensor) -> Tensor:
         """Look up token embeddings, [T, dim]. Of ranks that share the table, one has a token's row, others add 0."""
         if self.group is None or not self.splits_layers:
             return self.tok_embeddings(tokens)

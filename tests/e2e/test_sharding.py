@@ -44,6 +44,13 @@ def pair(short_model: Path) -> Iterator[LiveServer]:
         yield started
 
 
+@pytest.fixture(scope="module")
+def trio(short_model: Path) -> Iterator[LiveServer]:
+    """Ranks that share layers: the kernels call back where they join."""
+    with serving(str(short_model), "--quantize", "int8", "--tensor-parallel-size", "3", paced=True) as started:
+        yield started
+
+
 def ranks(server: LiveServer) -> list[int]:
     """Processes of the ranks of the engine that serves, but for rank 0."""
     return [pid for pid in children(server.engine_pid) if named(pid).startswith("noria-rank-")]
@@ -83,22 +90,24 @@ def test_the_layout_has_a_name(alone: LiveServer, pair: LiveServer) -> None:
     assert split["fingerprint"] != whole["fingerprint"]
 
 
-def test_a_rank_that_is_lost_under_load(pair: LiveServer) -> None:
+@pytest.mark.parametrize("layout", ["pair", "trio"])
+def test_a_rank_that_is_lost_under_load(layout: str, request: pytest.FixtureRequest) -> None:
     """All ranks end, the log says why, and a fresh set goes on with the stream that had begun."""
-    (lost,) = ranks(pair)
+    server: LiveServer = request.getfixturevalue(layout)
+    lost, *others = ranks(server)
     body = {"prompt": TEXT, "max_tokens": 100, "temperature": 0, "ignore_eos": True, "stream": True}
-    alone = pair.http.post("/v1/completions", json={**body, "stream": False}).json()["choices"][0]["text"]
-    with pair.http.stream("POST", "/v1/completions", json=body) as response:
+    alone = server.http.post("/v1/completions", json={**body, "stream": False}).json()["choices"][0]["text"]
+    with server.http.stream("POST", "/v1/completions", json=body) as response:
         lines = (line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: {"))
-        with pair.slow():
+        with server.slow():
             first = next(lines)
             strike(lost, signal.SIGSTOP)
         text = "".join(json.loads(line)["choices"][0]["text"] for line in (first, *lines))
     assert text == alone
     eventually(lambda: ended(lost), "the rank has ended")
-    assert f"rank 1 (process {lost}) is " in pair.log
-    assert len(ranks(pair)) == 1
-    assert choices(pair, BODIES[0])[0][0][2] == "length"
+    assert f"rank 1 (process {lost}) is " in server.log
+    assert len(ranks(server)) == 1 + len(others)
+    assert choices(server, BODIES[0])[0][0][2] == "length"
 
 
 def of_engine(service: int) -> list[int]:

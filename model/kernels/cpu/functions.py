@@ -2,6 +2,8 @@
 
 import ctypes
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from model.kernels.cpu.records import (
     NO_MEMORY,
     NO_PAGE,
     NORMED,
+    NOT_JOINED,
     OUTSIDE,
     PLAIN,
     SUPERBLOCK,
@@ -40,18 +43,15 @@ _REFUSALS = {
 E4M3_UNIT = 2.0**8
 """The kernels read e4m3 as float16, which has another bias: a scale counts as so many times less."""
 _pointer, _integer = ctypes.c_void_p, ctypes.c_int64
+_JOIN = ctypes.CFUNCTYPE(_integer)
 ARGUMENTS = {
     "linear": (
         *(_pointer, _pointer, _integer, _integer, _pointer, ctypes.c_float),
-        *(_pointer, _integer, _pointer, _integer),
+        *(_pointer, _integer, _pointer, _integer, _pointer, _integer),
     ),
     "plan": (_pointer, _pointer, _integer, _pointer),
     "attention": (_pointer,),
     "sample": (_pointer, _integer, _integer, _pointer, _pointer),
-    "adapt": (
-        *(_pointer, _integer, _integer, _pointer, ctypes.c_float),
-        *(_pointer, _integer, _integer, _pointer, _integer),
-    ),
     "quantize": (_pointer, _integer, _pointer, _integer, _integer),
     "pack": (_pointer, _integer, _integer, _pointer, _integer, _pointer, _pointer),
     "pack_superblocks": (_pointer, _integer, _integer, _pointer, _integer),
@@ -157,63 +157,22 @@ class Kernels:
         eps: float = 0.0,
         gated: bool = False,
         onto: Tensor | None = None,
+        adapters: PackedRows | None = None,
     ) -> Tensor:
         """Compute W x, as a new [T, n_out] or added to `onto`; x [T, n_in] float32.
 
         With `norm` [n_in], x is RMS-normalised and scaled first; with `gated`, x [T, 2 n_in] becomes silu(gate) * up.
+        The rows of `adapters` get the first product of theirs.
         """
-        width = weights.n_in * (1 + gated)
-        x = _floats(x, width)
-        n_rows = x.shape[0]
-        y = x.new_empty(n_rows, weights.n_out) if onto is None else onto
-        x_at, norm_at = floats("x", x), _norm(norm, weights.n_in)
-        y_at = _target(y, n_rows, weights.n_out)
+        x = _floats(x, weights.n_in * (1 + gated))
+        y = x.new_empty(len(x), weights.n_out) if onto is None else onto
+        kind = GATED if gated else PLAIN if norm is None else NORMED
+        x_at, norm_at, y_at = floats("x", x), _norm(norm, weights.n_in), _target(y, len(x), weights.n_out)
+        arguments = x_at, len(x), kind, norm_at, eps, y_at, onto is not None
+        runs = (None, 0) if adapters is None else (adapters.records, len(adapters.records))
         with self._lock:
-            self._call_with_scratch(
-                "linear",
-                ctypes.byref(weights.record),
-                x_at,
-                n_rows,
-                _kind(norm, gated),
-                norm_at,
-                eps,
-                y_at,
-                onto is not None,
-            )
+            self._call_with_scratch("linear", ctypes.byref(weights.record), *arguments, *runs)
         return y
-
-    def adapt(
-        self,
-        rows: PackedRows,
-        x: Tensor,
-        y: Tensor,
-        *,
-        norm: Tensor | None = None,
-        eps: float = 0.0,
-        gated: bool = False,
-    ) -> None:
-        """Add to y [T, n_out] what `rows` give for x, a product's input as in `linear`, in place.
-
-        The adapters have one projection, that of this product.
-        """
-        n_rows, n_out = y.shape
-        x = _floats(x, x.shape[1])
-        n_in = x.shape[1] // (1 + gated)
-        x_at, norm_at, y_at = floats("x", x), _norm(norm, n_in), _target(y, len(x), n_out)
-        records = rows.records
-        with self._lock:
-            self._call["adapt"](
-                x_at,
-                n_in,
-                _kind(norm, gated),
-                norm_at,
-                eps,
-                y_at,
-                n_rows,
-                n_out,
-                records,
-                len(records),
-            )
 
     def experts(self, block: PackedExperts, x: Tensor, *, norm: Tensor | None, eps: float, onto: Tensor) -> Tensor:
         """Compute a block of sparse experts over x [T, dim] float32, RMS-normalised with `norm` [dim], added to `onto`.
@@ -263,32 +222,51 @@ class Kernels:
             raise MemoryError("no memory to sample tokens")
         return tokens
 
-    def step(self, network: Any, step: Any) -> None:
-        """Compute a whole step, see step.h.
+    def step(self, network: Any, step: Any, join: Callable[[], None] | None = None) -> None:
+        """Compute a whole step, see step.h. If it has a `part`, `join` adds the parts of all ranks to x.
 
-        Raises ValueError for a step that does not fit the network, MemoryError without memory for top_k or top_p.
+        Raises ValueError for a step that does not fit the network, MemoryError without memory for top_k or top_p, and
+        what `join` raises.
         """
+        errors: list[BaseException] = []
+        if join is not None:
+            function = _JOIN(partial(self._join, join, errors))
+            step.join = ctypes.cast(function, _pointer)
         with self._lock:
             status = self._call_with_scratch("step", ctypes.byref(network), ctypes.byref(step))
+        if status == NOT_JOINED:
+            raise errors[0]
         if status == NO_MEMORY:
             raise MemoryError("no memory to sample tokens")
         if status:
             raise ValueError(_REFUSALS[status])
 
+    def _join(self, join: Callable[[], None], errors: list[BaseException]) -> int:
+        """Do `join` for C without the lock, because it waits for other ranks. Returns the number of errors."""
+        self._lock.release()
+        try:
+            join()
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            self._lock.acquire()
+        return len(errors)
+
     def _call_with_scratch(self, name: str, *arguments: Any) -> int:
-        """Call a kernel that returns how many bytes of scratch memory it needs, if there are fewer."""
-        call = self._call[name]
-        while (status := int(call(*arguments, pointer("scratch", self._scratch, torch.uint8), len(self._scratch)))) > 0:
-            self._scratch = _bytes(status + status // 4)
+        """Call a kernel that returns how many bytes of scratch memory it needs, if there are fewer.
+
+        While a step joins ranks, another thread may call: it gets memory of its own.
+        """
+        call, scratch = self._call[name], self._scratch
+        self._scratch = _bytes(0)
+        while (status := int(call(*arguments, pointer("scratch", scratch, torch.uint8), len(scratch)))) > 0:
+            scratch = _bytes(status + status // 4)
+        self._scratch = scratch
         return status
 
 
 def _bytes(n: int) -> Tensor:
     return torch.empty(n, dtype=torch.uint8, device="cpu")
-
-
-def _kind(norm: Tensor | None, gated: bool) -> int:
-    return GATED if gated else PLAIN if norm is None else NORMED
 
 
 def _check_rows(weights: PackedWeights, first: int, n: int, n_in: int) -> None:

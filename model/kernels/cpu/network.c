@@ -27,12 +27,16 @@ static const ahead_t *look_ahead(ahead_t *a, const layer *l, const layer *next, 
     return a;
 }
 
-void GLUE(network, VARIANT)(const layer *layers, int64_t n_layers, attention_call *pools, float *x, int64_t n_rows, float eps,
-                            float *gate_up, const latent_rows *rows, const lora_rows *runs, int64_t n_runs, arena *scratch) {
+int64_t GLUE(network, VARIANT)(const layer *layers, int64_t n_layers, attention_call *pools, float *x, int64_t n_rows, float eps,
+                               float *gate_up, const latent_rows *rows, const lora_rows *runs, int64_t n_runs, ranks_t ranks,
+                               arena *scratch) {
+    const int64_t joins = ranks.part && scratch->begin, onto = !ranks.part;
+    float *y = ranks.part ? ranks.part : x;
+    int64_t failed = 0;
     cursor cursors[noria_thread_count()];
     ahead_t memory = {.cursors = cursors};
     const ahead_t *ahead = 0;
-    for (int64_t i = 0; i < n_layers; i++) {
+    for (int64_t i = 0; i < n_layers && !failed; i++) {
         const layer *l = layers + i;
         attention_call *a = pools + l->pool;
         int64_t t = i * TARGETS;
@@ -43,13 +47,17 @@ void GLUE(network, VARIANT)(const layer *layers, int64_t n_layers, attention_cal
         if (scratch->begin) GLUE(attention, VARIANT)(a);
         if (l->latent) GLUE(latent_values, VARIANT)(l->latent, a, rows, scratch);
         ahead = scratch->begin && i + 1 < n_layers ? look_ahead(&memory, l, l + 1, pools) : 0;
-        GLUE(adapted, VARIANT)(l->wo, l->latent ? rows->values : a->out, n_rows, PLAIN, 0, 0, x, 1, ADAPTED(WO));
+        GLUE(adapted, VARIANT)(l->wo, l->latent ? rows->values : a->out, n_rows, PLAIN, 0, 0, y, onto, ADAPTED(WO));
+        if (joins && (failed = ranks.join())) break;
         if (l->experts) {
-            GLUE(sparse, VARIANT)(l->experts, x, n_rows, l->ffn_norm, eps, x, scratch);
-            continue;
+            if (joins) memset(y, 0, (size_t)(n_rows * l->wo->n_out) * 4);
+            GLUE(sparse, VARIANT)(l->experts, x, n_rows, l->ffn_norm, eps, y, scratch);
+        } else {
+            GLUE(adapted, VARIANT)(l->w13, x, n_rows, NORMED, l->ffn_norm, eps, gate_up, 0, ADAPTED(W13));
+            GLUE(adapted, VARIANT)(l->w2, gate_up, n_rows, GATED, 0, 0, y, onto, ADAPTED(W2));
         }
-        GLUE(adapted, VARIANT)(l->w13, x, n_rows, NORMED, l->ffn_norm, eps, gate_up, 0, ADAPTED(W13));
-        GLUE(adapted, VARIANT)(l->w2, gate_up, n_rows, GATED, 0, 0, x, 1, ADAPTED(W2));
+        if (joins) failed = ranks.join();
 #undef ADAPTED
     }
+    return failed;
 }

@@ -54,7 +54,7 @@ def floats(name: str, tensor: Tensor) -> int:
     return pointer(name, tensor, torch.float32)
 
 
-NO_PAGE, OUTSIDE, NO_MEMORY = -1, -2, -3
+NO_PAGE, OUTSIDE, NO_MEMORY, NOT_JOINED = -1, -2, -3, -4
 """Why `step` refuses a step: see step.h."""
 NO_TOKEN = -1
 """The sample from a row whose logits are all hidden."""
@@ -80,7 +80,7 @@ CONSTANTS: Mapping[str, Mapping[str, int]] = {
         "MAX_HEAD_DIM": MAX_HEAD_DIM,
         "MAX_KEY_DIM": MAX_KEY_DIM,
     },
-    "refusals": {"NO_PAGE": NO_PAGE, "OUTSIDE": OUTSIDE, "NO_MEMORY": NO_MEMORY},
+    "refusals": {"NO_PAGE": NO_PAGE, "OUTSIDE": OUTSIDE, "NO_MEMORY": NO_MEMORY, "NOT_JOINED": NOT_JOINED},
     "samples": {"NO_TOKEN": NO_TOKEN, "NOT_FINITE": NOT_FINITE},
     "targets": {name: i for i, name in enumerate(TARGETS)},
     "adapters": {"RANKS": RANKS, "CHANNELS": CHANNELS, "OUTPUTS": OUTPUTS},

@@ -27,15 +27,14 @@ class CompiledExecutor:
     def start(self, batch: StepBatch, views: Views, before: LastTokens) -> tuple[Tensor, Sequence[Sampled]]:
         """See `Executor`."""
         flat = [*chain.from_iterable(views)]
-        has_head = self._network.has_head
-        compiled = sampler.compiled_rows(flat) if has_head else None
+        compiled = sampler.compiled_rows(flat) if self._network.samples else None
         sampling = compiled and compiled.rows
         adapters = [self._head.adapters.get(item.adapter) if item.adapter else None for item in batch.slices]
         embedded = self._media.place(batch, CPU)
         hidden, tokens = self._network.step(batch.slices, list(map(len, views)), sampling, adapters, embedded)
         if compiled is not None:
             return hidden, [Sampled(tokens, {}, None)]
-        if not has_head:
+        if not self._network.has_head:
             return hidden, ()
         return hidden, self._head.sample(hidden[torch.from_numpy(packing.sample_rows(batch.slices))], flat)
 

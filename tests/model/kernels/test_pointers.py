@@ -67,7 +67,7 @@ def norm(kernels: Kernels, weight: Tensor) -> None:
 
 def rows(kernels: Kernels, rows: Tensor) -> None:
     adapter = low_rank.pack(torch.ones(8, 64), [(0, 0, torch.ones(16, 8))])
-    kernels.adapt(PackedRows([(PackedTargets([adapter]), rows)]), torch.ones(2, 64), torch.ones(2, 16))
+    kernels.linear(packed.int8(16, 64), torch.ones(2, 64), adapters=PackedRows([(PackedTargets([adapter]), rows)]))
 
 
 def gate(kernels: Kernels, weight: Tensor) -> None:

@@ -1,20 +1,25 @@
 """What the ranks of a test compute: functions of their group, each called on every rank."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from model.attention import choose
+from model.batch import StepBatch
 from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.config.model import ModelConfig
 from model.kernels.cpu import native
+from model.linear.schemes import SCHEMES
 from model.network import weights
 from model.network.group import Group
 from model.network.tensors import elsewhere
 from model.network.transformer import Transformer
 from model.sharding.shard import shard_of
+from model.step.packing import pack
 from tests.model.driving import Driver, checkpoint
 
 
@@ -30,9 +35,11 @@ def rank_model(group: Group, source: Path | Checkpoint, scheme: str) -> Transfor
 
 
 def driver(group: Group, source: Path | Checkpoint, scheme: str = "none") -> Driver:
-    return Driver(
-        rank_model(group, source, scheme), choose("auto", group.device, kernels=native.kernels())[1], shuffle=0
-    )
+    attention = choose("auto", group.device, kernels=native.kernels())[1]
+    made = Driver(rank_model(group, source, scheme), attention, shuffle=0)
+    if SCHEMES[scheme].compiled:
+        made.compile()
+    return made
 
 
 def sums(group: Group, parts: list[Tensor]) -> Tensor:
@@ -58,3 +65,15 @@ def in_company(group: Group, config: ModelConfig, scheme: str, tokens: Sequence[
 def gathered(group: Group, logits: Tensor, widths: Sequence[int]) -> Tensor | None:
     """Logits [N, vocab_size] of which this rank has its columns; None on a rank that does not sample."""
     return group.gather(logits.split(list(widths), dim=1)[group.place.tensor_rank], widths)
+
+
+@torch.inference_mode()
+def with_embeddings(group: Group, config: ModelConfig, tokens: Sequence[int], media: tuple[Tensor, Tensor]) -> Any:
+    """Hidden states of the tokens, with the embeddings of an image in some rows: in one call, and layer by layer."""
+    network = driver(group, checkpoint(config), "int8")
+    item = network._slice(network.start(tokens), len(tokens))
+    assert network.compiled is not None
+    whole, _ = network.compiled.step([item], [0], None, (), media)
+    inputs = pack(StepBatch((item,)), network.attention.page_size, network.windows, network.device)
+    inputs = replace(inputs, embedded=media)
+    return whole, network.model(inputs, network.tables, network.attention, network.pools)

@@ -11,16 +11,16 @@ from model.linear.base import RMSNorm
 from model.linear.none import Linear
 from model.machine.host import choose_threads
 from model.network.feed_forward import FeedForward
-from model.network.moe import CompiledMoE, MoE
+from model.network.moe import MoE
 from tests.model.encoding import encoded
 
 VARIANTS = native.available()
 
 
-def compiled(scheme: str, n_used: int, shared_dim: int = 0) -> CompiledMoE:
+def compiled(scheme: str, n_used: int, shared_dim: int = 0) -> MoE:
     """A block of 8 experts with random weights in the layouts of the kernels."""
     torch.manual_seed(0)
-    block = CompiledMoE(512, 64, 8, n_used, scheme, shared_dim=shared_dim, routed_scale=1.0).requires_grad_(False)
+    block = MoE(512, 64, 8, n_used, scheme, shared_dim=shared_dim, routed_scale=1.0).requires_grad_(False)
     block.gate.weight.normal_()
     for part in (*block.experts, *([block.shared_experts] if shared_dim else [])):
         part.w13.take(0, Stored(torch.randn(part.w13.n_out, 512) / 20))
@@ -96,23 +96,24 @@ def test_the_kernels_give_the_bits_of_one_expert_after_another(
 def test_the_kernels_route_as_pytorch_does(scheme: str) -> None:
     """The gate of more experts than a tile of them, whose last vector is not full."""
     torch.manual_seed(1)
-    block = CompiledMoE(96 + 32, 64, 11, 3, scheme, routed_scale=2.5).requires_grad_(False)
+    block = MoE(96 + 32, 64, 11, 3, scheme, routed_scale=2.5).requires_grad_(False)
     block.gate.weight.normal_()
     for expert in block.experts:
         expert.w13.take(0, Stored(torch.randn(128, 128) / 8))
         expert.w2.take(0, Stored(torch.randn(128, 64) / 8))
     x = torch.randn(50, 128)
-    torch.testing.assert_close(block(x), MoE.forward(block, x), atol=2e-5, rtol=1e-5)
+    found = block(x)
+    block.packed = None
+    torch.testing.assert_close(found, block(x), atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("scheme", ["none", "int8", "int4", "bfloat16"])
 def test_the_experts_of_two_ranks_add_up_to_all(scheme: str) -> None:
     """One rank has the shared experts. No token of the first rows uses an expert of the other."""
-    kind = MoE if scheme == "none" else CompiledMoE
-    whole = filled(kind(64, 64, 6, 2, scheme, shared_dim=64, routed_scale=2.5))
+    whole = filled(MoE(64, 64, 6, 2, scheme, shared_dim=64, routed_scale=2.5))
     parts = [
-        filled(kind(64, 64, 6, 2, scheme, held=range(2), shared_dim=64, routed_scale=2.5)),
-        filled(kind(64, 64, 6, 2, scheme, held=range(2, 6), routed_scale=2.5)),
+        filled(MoE(64, 64, 6, 2, scheme, held=range(2), shared_dim=64, routed_scale=2.5)),
+        filled(MoE(64, 64, 6, 2, scheme, held=range(2, 6), routed_scale=2.5)),
     ]
     x = torch.randn(50, 64)
     x[:7, :2], x[:7, 2:6] = 9.0, -9.0
@@ -141,7 +142,7 @@ def random_matrix(n_out: int, n_in: int, seed: int) -> Tensor:
 
 def test_experts_may_have_layouts_that_differ() -> None:
     """As in a checkpoint of which some experts are quantized in other blocks."""
-    block = CompiledMoE(64, 64, 2, 2, "int4").requires_grad_(False)
+    block = MoE(64, 64, 2, 2, "int4").requires_grad_(False)
     block.gate.weight.zero_()
     torch.manual_seed(0)
     whole, blocks = Stored(torch.randn(128, 64)), encoded(torch.randn(128, 64), "Q8_0")

@@ -122,3 +122,12 @@ def test_the_first_rank_has_the_logits_of_all_tokens(ranks: Ranks, widths: Seque
     first, *others = ranks.run(Layout(len(widths)), rank_cases.gathered, logits, widths)
     assert torch.equal(first, logits)
     assert not any(found is not None for found in others)
+
+
+@pytest.mark.parametrize("experts", [{}, SPARSE], ids=_kind)
+def test_one_call_gives_the_bits_of_layer_by_layer(ranks: Ranks, experts: Mapping[str, Any]) -> None:
+    """Also with the embeddings of an image. Ranks that share layers hold the same hidden states."""
+    config = tiny((None, 9), **WIDE, **experts)
+    media = torch.tensor([0, 3, 4]), torch.randn(3, config.dim)
+    found = ranks.run(Layout(2), rank_cases.with_embeddings, config, PROMPT, media)
+    assert all(torch.equal(each, found[0][0]) for pair in found for each in pair)

@@ -62,11 +62,6 @@ static void expand_some(void *context, int task, int thread) {
     expand_task(*(const call *const *)context, task);
 }
 
-/* Adds what adapters give to the result of a call, whose u is computed. */
-static void expand_all(const call *c) {
-    if (c->n_runs) noria_parallel(expand_some, &c, expand_tasks(c));
-}
-
 /* Divides scratch memory for the activations of a call. */
 static void take_activations(call *c, arena *a) {
     const int64_t groups = (int64_t)c->n_rows * c->n_groups;
@@ -112,7 +107,7 @@ void GLUE(multiply, VARIANT)(call *calls, int n, arena *scratch) {
     if (scratch->begin) {
         noria_parallel(prepare_some, &calls, shrink_tasks(calls) + row_tasks);
         noria_parallel(products, &calls, tasks);
-        expand_all(calls);
+        if (calls->n_runs) noria_parallel(expand_some, &calls, expand_tasks(calls));
     }
     give_back(scratch, used);
 }
@@ -126,21 +121,11 @@ void GLUE(adapted, VARIANT)(const weights *w, const float *x, int64_t n_rows, in
 }
 
 int64_t EXPORT(linear)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps, float *y,
-                       int64_t add, void *memory, int64_t n_bytes) {
+                       int64_t add, const lora_rows *runs, int64_t n_runs, void *memory, int64_t n_bytes) {
     arena dry = {0};
-    GLUE(adapted, VARIANT)(w, x, n_rows, kind, norm, eps, y, add, 0, 0, 0, 0, &dry);
+    GLUE(adapted, VARIANT)(w, x, n_rows, kind, norm, eps, y, add, runs, n_runs, 0, 0, &dry);
     if (dry.most > n_bytes) return dry.most;
     arena scratch = {(uintptr_t)memory, dry.most};
-    GLUE(adapted, VARIANT)(w, x, n_rows, kind, norm, eps, y, add, 0, 0, 0, 0, &scratch);
+    GLUE(adapted, VARIANT)(w, x, n_rows, kind, norm, eps, y, add, runs, n_runs, 0, 0, &scratch);
     return 0;
-}
-
-void EXPORT(adapt)(const float *x, int64_t n_in, int64_t kind, const float *norm, float eps, float *y, int64_t n_rows,
-                   int64_t n_out, const lora_rows *runs, int64_t n_runs) {
-    weights w = {.n_in = n_in, .n_out = n_out};
-    call c = {.w = &w, .x = x, .norm = norm, .y = y, .eps = eps, .kind = (int)kind, .n_rows = (int)n_rows, .runs = runs,
-              .n_runs = (int)n_runs, .x_stride = n_in * (kind == GATED ? 2 : 1), .y_stride = n_out};
-    const call *calls = &c;
-    noria_parallel(prepare_some, &calls, shrink_tasks(&c));
-    expand_all(&c);
 }

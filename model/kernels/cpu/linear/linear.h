@@ -40,16 +40,12 @@ typedef struct {
 } lora_rows;
 
 /* y [n_rows, n_out] = or += W f(x), f by kind: x [n_rows, n_in] itself, its RMSNorm (scale `norm`), or
- * silu(gate) * up of x [n_rows, 2 n_in]. Returns 0; or the bytes of scratch memory that it needs, if there are fewer:
- * then it has done nothing. */
+ * silu(gate) * up of x [n_rows, 2 n_in]. The rows of `runs` get the first entry of their adapter, B A f(x). Returns 0;
+ * or the bytes of scratch memory that it needs, if there are fewer: then it has done nothing. */
 int64_t EXPORT(linear)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps, float *y,
-                       int64_t add, void *memory, int64_t n_bytes);
+                       int64_t add, const lora_rows *runs, int64_t n_runs, void *memory, int64_t n_bytes);
 
-/* The same, and the rows of `runs` get entry `target` of their adapter. Tiles prefetch the pages of `ahead`, if any. */
+/* The same with entry `target` of the adapters. Tiles prefetch the pages of `ahead`, if any. */
 void GLUE(adapted, VARIANT)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps,
                             float *y, int64_t add, const lora_rows *runs, int64_t n_runs, int64_t target, const ahead_t *ahead,
                             arena *scratch);
-
-/* Adds what `adapted` does: y [n_rows, n_out] += B A f(x) for the rows of `runs`, with the same bits. */
-void EXPORT(adapt)(const float *x, int64_t n_in, int64_t kind, const float *norm, float eps, float *y, int64_t n_rows,
-                   int64_t n_out, const lora_rows *runs, int64_t n_runs);

@@ -18,8 +18,17 @@ typedef struct {
 /* Entries of an adapter for one layer, in the order of `lora_rows.targets`. The head comes after all layers. */
 enum { WQKV, WO, W13, W2, TARGETS };
 
+/* The ranks that share layers. An attention or a feed-forward writes what this rank has of its output to `part`
+ * [n_rows, dim]. The calling thread then calls `join`, which adds the parts of all ranks to x. It returns 0, or another
+ * number if it could not. A process that shares no layer has no `part`. */
+typedef struct {
+    float *part;
+    int64_t (*join)(void);
+} ranks_t;
+
 /* Replaces x [n_rows, dim]. `pools` have all arguments of the attention but `cells`. gate_up is [n_rows, 2 hidden_dim];
  * `rows` are memory for latent attention, `runs` are the rows with adapters; a layer with experts has none for w13 and
- * w2. */
-void GLUE(network, VARIANT)(const layer *layers, int64_t n_layers, attention_call *pools, float *x, int64_t n_rows, float eps,
-                            float *gate_up, const latent_rows *rows, const lora_rows *runs, int64_t n_runs, arena *scratch);
+ * w2. Returns 0, or what `join` returned where it failed. */
+int64_t GLUE(network, VARIANT)(const layer *layers, int64_t n_layers, attention_call *pools, float *x, int64_t n_rows, float eps,
+                               float *gate_up, const latent_rows *rows, const lora_rows *runs, int64_t n_runs, ranks_t ranks,
+                               arena *scratch);

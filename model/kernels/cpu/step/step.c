@@ -13,11 +13,12 @@ FIELDS(network_t, F(embeddings), F(layers), F(pools), F(norm), F(head), F(n_laye
          F(dim), F(hidden_dim), F(n_heads), F(n_kv_heads), F(head_dim), F(latent), F(kind), F(embedding_kind), F(eps));
 #undef F
 #define F(name) FIELD(step_t, name)
-FIELDS(step_t, F(slices), F(tokens), F(pages), F(sampling), F(adapters), F(embedded_rows), F(embedded), F(x), F(sampled), F(n_slices),
-         F(n_adapters), F(n_embedded_rows), F(block_rows));
+FIELDS(step_t, F(slices), F(tokens), F(pages), F(sampling), F(adapters), F(embedded_rows), F(embedded), F(x), F(sampled), F(part), F(join),
+         F(n_slices), F(n_adapters), F(n_embedded_rows), F(block_rows));
 #undef F
 
-CONSTANTS(refusals, {"NO_PAGE", NO_PAGE}, {"OUTSIDE", OUTSIDE}, {"NO_MEMORY", NO_MEMORY});
+CONSTANTS(refusals, {"NO_PAGE", NO_PAGE}, {"OUTSIDE", OUTSIDE}, {"NO_MEMORY", NO_MEMORY},
+          {"NOT_JOINED", NOT_JOINED});
 
 enum { ROWS_A_LOOKUP = 32 };
 
@@ -213,8 +214,9 @@ static int compute(work *w, arena *scratch) {
     take_all(w, scratch);
     const int64_t n_runs = scratch->begin ? place_all(w) : 0;
     for (int64_t p = 0; p < m->n_pools; p++) calls[p] = w->pools[p].call;
-    GLUE(network, VARIANT)(m->layers, m->n_layers, calls, w->s->x, w->n_rows, m->eps, w->gate_up, &w->latent, w->runs, n_runs,
-                           scratch);
+    if (GLUE(network, VARIANT)(m->layers, m->n_layers, calls, w->s->x, w->n_rows, m->eps, w->gate_up, &w->latent, w->runs, n_runs,
+                               (ranks_t){w->s->part, w->s->join}, scratch))
+        return NOT_JOINED;
     return w->s->sampling ? sample_all(w, scratch) : DONE;
 }
 

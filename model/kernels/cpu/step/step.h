@@ -34,7 +34,8 @@ typedef struct {
  * index of its adapter, or -1; then for each pool the first block of its table and the number of its pages. `pages` are
  * those of all slices in the first pool, then those in the second. `tokens` has all rows; null: x has the layers'
  * inputs. Rows `embedded_rows` get the embeddings `embedded` [n_embedded_rows, dim] in place of their tokens'.
- * `sampling` has an entry for each token to sample, or is null: then none is. Logits: `block_rows` at once. */
+ * `sampling` has an entry for each token to sample, or is null: then none is. Logits: `block_rows` at once. Ranks that
+ * share layers have `part` and `join`, see ranks_t. */
 typedef struct {
     const int64_t *slices, *tokens, *pages;
     const params *sampling;
@@ -43,9 +44,11 @@ typedef struct {
     const float *embedded;
     float *x;         /* hidden states [rows, dim] after the last layer */
     int64_t *sampled; /* tokens, as `sample` gives them */
+    float *part;
+    int64_t (*join)(void);
     int64_t n_slices, n_adapters, n_embedded_rows, block_rows;
 } step_t;
 
 /* What `step` returns if it did nothing: a slice has no page; a token, position, adapter or row of an image does not
- * exist; or, after the layers, if there was no memory to sample. */
-enum { DONE = 0, NO_PAGE = -1, OUTSIDE = -2, NO_MEMORY = -3 };
+ * exist; or, after the layers, if there was no memory to sample. NOT_JOINED: it ended where `join` failed. */
+enum { DONE = 0, NO_PAGE = -1, OUTSIDE = -2, NO_MEMORY = -3, NOT_JOINED = -4 };
