@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 import orjson
 from pydantic import Field
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, Response
 
 from model.chat.media import TRANSCRIBE
 from model.chat.reasoning import PARTS
@@ -14,7 +14,7 @@ from service.access.record import Policy
 from service.api.answering import answered
 from service.api.audio.answer_types import Transcript
 from service.api.audio.shape import TranscriptShape
-from service.api.call import Answer, Call, Written
+from service.api.call import Answer, Call
 from service.api.forms import post_form
 from service.api.lanes import SMALL_BYTES
 from service.api.media import Decoded, expanded, heard, restorable
@@ -114,9 +114,9 @@ async def _answered(call: Call, body: TranscriptionBody | TranslationBody) -> An
     shape = TranscriptShape(about)
     await call.admitted(body.model_copy(update={"receipt": False}), shape)  # no program could verify a receipt
     response = await answered(call, made_request(call, body, shape), shape)
-    if isinstance(response, Written) or body.response_format != "text":
-        return response
-    return PlainTextResponse(orjson.loads(response.body)["text"] + "\n")
+    if isinstance(response, Response) and body.response_format == "text":
+        return PlainTextResponse(orjson.loads(response.body)["text"] + "\n")
+    return response
 
 
 POLICY = Policy(operation="chat")

@@ -23,7 +23,6 @@ from service.errors.errors import InvalidRequest
 from service.generation.served import ServedModel
 from service.generation.startup import marks_of
 from service.generation.text import TextStream
-from service.generation.thinking import ThinkingStream
 from service.settings import Settings
 from tests.fakes import END, END_THINK, THINK, IntegerTokenizer, make_info
 from tests.service.live import FakeChat, Live, refused, running
@@ -294,10 +293,11 @@ def test_only_a_mark_at_the_beginning_opens_a_thought_that_is_continued(
         ChatBody.model_validate({"messages": messages, "continue_final_message": True}).chat(), served(), ()
     )
     assert order.reasoning is not None
-    stream = ThinkingStream(order.reasoning, TextStream(IntegerTokenizer()))
+    stream = TextStream(IntegerTokenizer(), reasoning=order.reasoning)
     for byte in said.encode():
         stream.push(byte)
-    assert (stream.take(final=True).text, stream.take_thought() or None) == expected
+    released = stream.take(final=True)
+    assert (released.text, released.thought or None) == expected
 
 
 @pytest.mark.parametrize(
