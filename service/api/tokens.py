@@ -11,7 +11,7 @@ from model.sampling_params import check_ids
 from model.tokenizers.base import Tokenizer
 from service.api.answering import computed_response
 from service.api.call import Call
-from service.api.media import Decoded
+from service.api.media import Media
 from service.api.prompt import Chat, check_roles, conversation, encode_chat, encode_text, of_chat
 from service.api.routes import HELLO, get, post
 from service.errors.errors import InvalidRequest
@@ -115,7 +115,7 @@ class TokenizerInfo(TypedDict):
 async def tokenize(call: Call, body: TokenizeBody) -> Response:
     """Tokenize a prompt or a conversation"""
 
-    def of_messages(chat: Chat, served: ServedModel, media: Sequence[Decoded]) -> Tokenized:
+    def of_messages(chat: Chat, served: ServedModel, media: Media) -> Tokenized:
         return described(encode_chat(chat, served, media)[0], body, served)
 
     chat = partial(chat_of, body.messages or [], body)

@@ -1,6 +1,6 @@
 """`POST /v1/audio/transcriptions` and `/v1/audio/translations`: a recording to text."""
 
-from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar, Literal
 
 import orjson
@@ -17,7 +17,7 @@ from service.api.audio.shape import TranscriptShape
 from service.api.call import Answer, Call
 from service.api.forms import post_form
 from service.api.lanes import SMALL_BYTES
-from service.api.media import Decoded, expanded, heard, restorable
+from service.api.media import Media, PlacedRecording, expanded, heard
 from service.api.prompt import Chat, chat_request
 from service.errors.errors import InvalidRequest
 from service.generation.request import ModelRequest
@@ -81,13 +81,14 @@ async def made_request(call: Call, body: TranscriptionBody | TranslationBody, sh
     check_hears(served, body.task)
     source = of_bytes(body.file, "file")
     call.hold(max(0, call.record.body_bytes - SMALL_BYTES))
-    media = await heard(state, [source], served.info, owner)
-    shape.seconds = media[0].audio.seconds
-    made = await call.on_lane(lambda: _request(body, served, media))
-    return restorable(made, state, [source], served.info, owner, media)
+    media = await Media.of(partial(heard, state, [source], served.info, owner))
+    (recording,) = media.items
+    assert isinstance(recording, PlacedRecording), "it was heard"
+    shape.seconds = recording.audio.seconds
+    return await call.on_lane(lambda: _request(body, served, media))
 
 
-def _request(body: TranscriptionBody | TranslationBody, served: ServedModel, media: Sequence[Decoded]) -> ModelRequest:
+def _request(body: TranscriptionBody | TranslationBody, served: ServedModel, media: Media) -> ModelRequest:
     parts = [{"type": "audio"}, {"type": "text", "text": INSTRUCTION}]
     options = Options(given(temperature=body.temperature or 0.0, seed=body.seed))
     messages = [{"role": "user", "content": INSTRUCTION, PARTS: parts}]

@@ -1,13 +1,11 @@
 """`POST /v1/responses`, and the number of tokens of its prompt."""
 
-from collections.abc import Sequence
-
 from starlette.responses import Response
 
 from service.access.record import Policy
 from service.api.answering import answered, computed_response
 from service.api.call import Answer, Call
-from service.api.media import Decoded
+from service.api.media import Media
 from service.api.prompt import Chat, encode_chat, of_chat
 from service.api.responses.answer_types import CountedInput, ResponseAnswer
 from service.api.responses.background import in_background
@@ -44,7 +42,7 @@ async def responses(call: Call, body: ResponsesBody) -> Answer:
 async def input_tokens(call: Call, body: TokensBody) -> Response:
     """Count the tokens of the prompt of a response"""
 
-    def counted(chat: Chat, served: ServedModel, media: Sequence[Decoded]) -> CountedInput:
+    def counted(chat: Chat, served: ServedModel, media: Media) -> CountedInput:
         if body.truncation == "auto":
             tokens = fitted(chat, served, media).submits[0].prompt
         else:
