@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from service.api.call import Answer, Begun, Call
 from service.api.lanes import SMALL_BYTES, written
-from service.generation.choice import Delta, joined
+from service.generation.choice import Delta, Event
 from service.generation.generation import Generation
 from service.generation.request import ModelRequest, late_request
 from service.generation.usage import Meter, Timings, Usage
@@ -97,7 +97,9 @@ async def _made(call: Call, making: Awaitable[ModelRequest]) -> ModelRequest:
 
 async def whole_response(call: Call, generation: Generation, write: Write, save: Save | None = None) -> Response:
     """Return the plain response, once every choice is complete."""
-    parts, signed = await _collect(call, generation)
+    receipts = call.model.receipts.of_answer(call.receipt, call.served, generation, call.record)
+    choices = await generation.whole()
+    parts, signed = [delta for _, delta in choices], await _signed(receipts, choices)
     meter, timings, work = generation.meter, generation.meter.timings(), call.state.work
 
     def answer() -> Json:
@@ -147,17 +149,10 @@ async def stream(call: Call, generation: Generation, shape: Shape, save: Save | 
         await call.sink.write([*map(shape.frame, events)])
 
 
-async def _collect(call: Call, generation: Generation) -> tuple[list[Delta], Signed]:
-    """Return one whole delta for each choice of the answer, in their order, and receipts."""
-    receipts = call.model.receipts.of_answer(call.receipt, call.served, generation, call.record)
-    parts: list[list[Delta]] = [[] for _ in generation.choices]
-    async for choice, delta in generation.events():
-        parts[choice.index].append(delta)
-        if receipts is not None:
-            receipts.add(choice, delta)
-    return [joined(parts[choice.index]) for choice in generation.best()], await _signed(receipts)
-
-
-async def _signed(receipts: AnswerReceipts | None) -> Signed:
-    """Return what receipts add to an answer, or to the last event of its stream."""
-    return {} if receipts is None else {"receipts": await receipts.signed()}
+async def _signed(receipts: AnswerReceipts | None, events: Sequence[Event] = ()) -> Signed:
+    """Return what receipts add to an answer, or to the last event of its stream. They count these events, too."""
+    if receipts is None:
+        return {}
+    for choice, delta in events:
+        receipts.add(choice, delta)
+    return {"receipts": await receipts.signed()}

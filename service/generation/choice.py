@@ -138,7 +138,7 @@ class Choice:
         """Return the mean over all generated tokens. It needs `SamplingParams.logprobs`."""
         return self._total_logprob / max(1, len(self.sampled))
 
-    async def events(self) -> AsyncIterator["Event"]:
+    async def deltas(self) -> AsyncIterator["Event"]:
         """Yield its deltas as they arrive. Raises what the engine raises, and an error that ends it."""
         async for update in self.mailbox:
             for part in split(update) if self._request.by_token else (update,):

@@ -10,7 +10,7 @@ from service.access.record import RequestRecord
 from service.engine.client import EngineClient
 from service.engine.mailbox import Mailbox
 from service.engine.messages import Submit
-from service.generation.choice import Choice, Event
+from service.generation.choice import Choice, Delta, Event, joined
 from service.generation.request import ModelRequest
 from service.generation.usage import Meter
 
@@ -92,7 +92,16 @@ class Generation:
 
     def events(self) -> AsyncIterator[Event]:
         """Yield the deltas of all choices as they arrive, in order for each choice. Raises what the engine raises."""
-        return self.choices[0].events() if len(self.choices) == 1 else self._merged()
+        choice, *others = self.choices
+        return self._merged() if others else choice.deltas()
+
+    async def whole(self) -> list[Event]:
+        """Return one whole delta for each choice of the answer, in their order, once all choices have ended."""
+        parts: dict[Choice, list[Delta]] = {choice: [] for choice in self.choices}
+        async for choice, delta in self.events():
+            parts[choice].append(delta)
+        answer = self.best()
+        return [(choice, joined(parts[choice])) for choice in answer]
 
     async def _merged(self) -> AsyncIterator[Event]:
         queue: asyncio.Queue[Event | Exception | None] = asyncio.Queue(maxsize=1)  # a slow reader slows the pumps
@@ -120,7 +129,7 @@ class Generation:
 
 async def _pump(choice: Choice, queue: "asyncio.Queue[Event | Exception | None]") -> None:
     try:
-        async for event in choice.events():
+        async for event in choice.deltas():
             await queue.put(event)
         await queue.put(None)
     except Exception as error:
