@@ -45,24 +45,26 @@ None: the handler has written a stream itself."""
 class Call(LiveRequest):
     """One request, from its body to the last byte of its answer. It is a context, whose end closes all that it holds.
 
-    `model` is the one that it names, once it was looked up, and `served` how it serves the request, once admitted.
+    `name` is that of its model; None: the first one that its key may use. `served` is how that serves the request, once
+    it is admitted.
     `sink` takes the frames of a stream: a writer to the client, or the run that computes the answer. `receipt` is the
     body's field. `late` is for an answer whose time ends before it is submitted: its time limit, its number of prompts
     and that of choices for each.
     """
 
-    model: HostedModel
     served: ServedModel
     sink: EventWriter | Run
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, run: Run | None = None) -> None:
         super().__init__(scope["noria.record"])
         self.request = Request(scope, receive)
+        self.name: str | None = None
         self.state: State = scope["app"].state.noria
         self.writer: EventWriter | None = None
         self.watch = Watch()
         self.late: Late = (None, 1, 1)
         self.receipt: ReceiptField = False
+        self._model: HostedModel | None = None
         self._receive = receive
         self._send = send
         self._concluded = False
@@ -131,7 +133,9 @@ class Call(LiveRequest):
     def detached(self, run: Run) -> "Call":
         """Return the call of work for this request that `run` is to do."""
         scope = {**self.request.scope, "noria.record": replace(self.record)}
-        return Call(scope, never, self._send, run)
+        work = Call(scope, never, self._send, run)
+        work.name = self.name
+        return work
 
     def hand_over(self, work: "Call", answer: Coroutine[Any, Any, None], failed: Failed) -> None:
         """Let a run compute the answer. From its first event on it is in flight in place of this request."""
@@ -176,36 +180,41 @@ class Call(LiveRequest):
         """Return the result of `work`, which a thread for long work does."""
         return await self.state.work.run(work, self.record.body_bytes)
 
-    def hosted(self, name: str | None) -> HostedModel:
-        """Return the model of this name; None: the first one that the key may use. Raises ModelNotFound."""
-        return self.state.models.find(name, self.record.key)
+    @property
+    def model(self) -> HostedModel:
+        """Return the model that it names. Raises ModelNotFound."""
+        if self._model is None:
+            self._model = self.state.models.find(self.name, self.record.key)
+        return self._model
 
-    async def loaded(self, name: str | None) -> ServedModel:
-        """Return the model of this name once it is loaded and takes the request.
+    async def loaded(self) -> ServedModel:
+        """Return the model that it names, or the one that has the name by then, once that is loaded and takes it.
 
         Raises ModelNotFound, what `Admission.admitted` raises, Unavailable if the model cannot be loaded, and Cancelled
         if a client cancels the request meanwhile.
         """
-        model = self.model = self.hosted(name)
+        model = self.model
         self.watch.allow()
         self.record.served = model.name
         try:
+            model.check_present()
             with model.counted_waiting(self.record.tenant):
                 while model.entry.on_demand and model.waits_for is not None:  # somebody may have unloaded it again
                     with self.record.waiting_for_model(lambda: model.wait):
                         await self.wait(self.state.models.until_loaded(model))
-                self.served = self._guards.enter_context(model.admission.admitted(self.record, name))
+                self.served = self._guards.enter_context(model.admission.admitted(self.record, self.name))
                 return self.served
         except ModelChanged:
-            return await self.loaded(name)
+            self._model = None
+            return await self.loaded()
 
     async def admitted(self, body: ModelBody, shape: Begun | None = None) -> ServedModel:
-        """Return the model that a body names as `loaded` does, for a request that generates.
+        """Return the model as `loaded` does, for a request with this body, which generates.
 
         If the body says so, the answer is a stream in this shape. Raises InvalidRequest for what the key may not send.
         """
         assert self.record.policy.generates, f"the route of {self.record.path} must declare an operation"
-        model = self.hosted(body.model)
+        model = self.model
         self.record.name_user(body.end_user)
         self.record.shares_cache = self.state.settings.cache_isolation == "none"
         self.has_reason = isinstance(body, GenerationBody)
@@ -218,9 +227,9 @@ class Call(LiveRequest):
             if body.stream and shape is not None:
                 self.open(shape)
         self._guards.enter_context(self.state.requests.serving(self))
-        served = await self.loaded(body.model)
+        served = await self.loaded()
         if shape is not None:
-            shape.begin(served, body.model or served.names[0])
+            shape.begin(served, self.name or served.names[0])
         return served
 
     @property

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from typing_extensions import is_typeddict
@@ -165,9 +165,17 @@ class Endpoint:
             if self._ends_with_client:
                 call.watch.allow()
             body = (await _parsed_body(call, *read),)
+        call.name = _model_named(call.request, *body)
         handling = self._route.handler(call, *body)
         del read, body  # only the handler holds them now
         await call.sent(handling)
+
+
+def _model_named(request: Request, body: Body | None = None) -> str | None:
+    """Return the name of a model in the body of a request, or without a body in its path or its query."""
+    if body is not None:
+        return getattr(body, "model", None)
+    return request.path_params.get("name", request.query_params.get("model"))
 
 
 async def _content(call: Call, parser: Parser) -> tuple[bytes, Parse]:

@@ -293,5 +293,5 @@ async def count_tokens(call: Call, body: ConversationBody) -> Response:
             return {"input_tokens": n_tokens}
         return {"input_tokens": n_tokens, "context_management": {"original_input_tokens": original.n_tokens}}
 
-    await call.loaded(body.model)
+    await call.loaded()
     return await computed_response(call, await of_chat(call, body.chat, counted))

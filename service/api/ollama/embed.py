@@ -80,7 +80,7 @@ async def _embedded(call: Call, body: EmbedBody, write: Callable[[list[Any], Jso
     def written(parts: Sequence[Delta], usage: Usage, timings: Timings) -> Json:
         return answer([unit_vector(delta.embedding) for delta in parts], usage)
 
-    served = await call.admitted(body.model_copy(update={"model": target.name}))
+    served = await call.admitted(body)
     generation = await generated(call, call.on_lane(lambda: body.request(served)))
     target.keep()
     return await whole_response(call, generation, written)

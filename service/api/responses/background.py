@@ -65,7 +65,7 @@ class Background(Creation):
 
     async def answer(self) -> None:
         """Compute the response. If its model is not loaded, it is queued before that, and may still be refused."""
-        call, model = self.call, self.call.hosted(self.body.model)
+        call, model = self.call, self.call.model
         call.open(self.shape)
         waits = model.entry.on_demand and model.waits_for is not None
         if waits:

@@ -49,7 +49,7 @@ async def input_tokens(call: Call, body: TokensBody) -> Response:
             tokens = encode_chat(chat, served, media)[0]
         return {"object": "response.input_tokens", "input_tokens": len(tokens)}
 
-    await call.loaded(body.model)
+    await call.loaded()
     history = await history_of(call, body)
     return await computed_response(
         call, await of_chat(call, lambda: body.chat(history.items(), history.resolved(body.input)), counted)
