@@ -13,13 +13,11 @@ from starlette.responses import Response
 
 from service.api.call import Answer, Begun, Call
 from service.api.lanes import SMALL_BYTES, written
-from service.generation.choice import Delta, Event
+from service.generation.choice import Delta
 from service.generation.generation import Generation
 from service.generation.request import ModelRequest, late_request
 from service.generation.usage import Meter, Timings, Usage
 from service.http.sse import Json
-from service.receipts.maker import AnswerReceipts
-from service.receipts.receipt import Signed
 
 log = logging.getLogger("noria.request")
 LARGE = 512
@@ -99,7 +97,9 @@ async def whole_response(call: Call, generation: Generation, write: Write, save:
     """Return the plain response, once every choice is complete."""
     receipts = call.model.receipts.of_answer(call.receipt, call.served, generation, call.record)
     choices = await generation.whole()
-    parts, signed = [delta for _, delta in choices], await _signed(receipts, choices)
+    for choice, delta in choices:
+        receipts.add(choice, delta)
+    parts, signed = [delta for _, delta in choices], await receipts.signed()
     meter, timings, work = generation.meter, generation.meter.timings(), call.state.work
 
     def answer() -> Json:
@@ -129,8 +129,7 @@ async def stream(call: Call, generation: Generation, shape: Shape, save: Save | 
     unopened = {choice.index for choice in generation.choices}
     unfinished = len(generation.choices)
     async for choice, delta in generation.events():
-        if receipts is not None:
-            receipts.add(choice, delta)
+        receipts.add(choice, delta)
         events: list[Json] = []
         if len(unopened) == len(generation.choices):
             generation.note_sent()
@@ -143,16 +142,7 @@ async def stream(call: Call, generation: Generation, shape: Shape, save: Save | 
             if not unfinished:
                 events += shape.closing(usage)
                 events[-1]["timings"] = generation.meter.timings()
-                events[-1] |= await _signed(receipts)
+                events[-1] |= await receipts.signed()
                 if save is not None:
                     await asyncio.shield(save(events))
         await call.sink.write([*map(shape.frame, events)])
-
-
-async def _signed(receipts: AnswerReceipts | None, events: Sequence[Event] = ()) -> Signed:
-    """Return what receipts add to an answer, or to the last event of its stream. They count these events, too."""
-    if receipts is None:
-        return {}
-    for choice, delta in events:
-        receipts.add(choice, delta)
-    return {"receipts": await receipts.signed()}
