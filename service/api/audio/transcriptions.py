@@ -15,10 +15,11 @@ from service.api.answering import answered
 from service.api.audio.answer_types import Transcript
 from service.api.audio.shape import TranscriptShape
 from service.api.call import Answer, Call
-from service.api.forms import post_form
+from service.api.forms import form_parser
 from service.api.lanes import SMALL_BYTES
 from service.api.media import Media, PlacedRecording, expanded, heard
 from service.api.prompt import Chat, chat_request
+from service.api.routes import post
 from service.errors.errors import InvalidRequest
 from service.generation.request import ModelRequest
 from service.generation.served import ServedModel
@@ -123,12 +124,13 @@ async def _answered(call: Call, body: TranscriptionBody | TranslationBody) -> An
 POLICY = Policy(operation="chat")
 
 
-@post_form(
+@post(
     "/v1/audio/transcriptions",
     body=TranscriptionBody,
     request={"file": "@speech.mp3", "language": "en"},
     answer=Transcript,
     policy=POLICY,
+    form=form_parser,
     or_text=True,
 )
 async def transcriptions(call: Call, body: TranscriptionBody) -> Answer:
@@ -139,12 +141,13 @@ async def transcriptions(call: Call, body: TranscriptionBody) -> Answer:
     return await _answered(call, body)
 
 
-@post_form(
+@post(
     "/v1/audio/translations",
     body=TranslationBody,
     request={"file": "@speech.mp3"},
     answer=Transcript,
     policy=POLICY,
+    form=form_parser,
     or_text=True,
 )
 async def translations(call: Call, body: TranslationBody) -> Answer:
