@@ -142,7 +142,9 @@ class Choice:
         """Yield its deltas as they arrive. Raises what the engine raises, and an error that ends it."""
         async for update in self.mailbox:
             for part in split(update) if self._request.by_token else (update,):
+                n_tokens, n_thought = len(self.sampled), self._text.n_thought
                 delta = self._absorb(part)
+                self._count(part, len(self.sampled) - n_tokens, self._text.n_thought - n_thought)
                 if delta:
                     yield self, delta
                 if delta.finish is not None:
@@ -154,18 +156,17 @@ class Choice:
         if update.finish == "error":
             raise self._error(update)
         self._prompt_logprobs += update.prompt_logprobs
-        if update.admitted is not None:
-            self.admitted = update.admitted
-            self._meter.admit(update.admitted, self.submit, self.index)
+        self.admitted = update.admitted or self.admitted
         progress = None if update.processed is None else self._progress(update.processed)
         if not update.tokens and update.finish is None:
             return Delta(progress=progress)
         opening = None if self._opened else self._open()
-        n_tokens, cut = self._push(update)
+        before = len(self.sampled)
+        cut = self._push(update)
         finish = "stop" if cut else update.finish
         text, starts, thought = self._text.take(final=finish is not None)
         scored = self._score(starts, end=finish is not None and not cut) if self._scores else ()
-        tokens = update.tokens[:n_tokens] if self._request.return_token_ids else ()
+        tokens = tuple(self.sampled[before:]) if self._request.return_token_ids else ()
         stop = self._text.stopped_by
         ended_by = update.tokens[-1:] if update.finish == "stop" and not cut else ()
         own = next((token for token in ended_by if token in self._request.stop_token_ids), None)
@@ -186,27 +187,29 @@ class Choice:
         milliseconds = round((time.perf_counter() - self._meter.submitted) * 1000)
         return {"total": len(self.submit.prompt), "cache": cached, "processed": processed, "time_ms": milliseconds}
 
-    def _push(self, update: Update) -> tuple[int, bool]:
-        """Push the tokens of an update. Return the number of those before a stop string ended the text, and if one did.
+    def _count(self, update: Update, n_tokens: int, n_thought: int) -> None:
+        """Count an update that has brought so many tokens, and so many of them of the thought."""
+        if update.admitted is not None:
+            self._meter.admit(update.admitted, self.submit, self.index)
+        if n_tokens:
+            self._latest = self._meter.generate(n_tokens, n_thought, self._latest)
 
-        A stop token usually has no text.
-        """
+    def _push(self, update: Update) -> bool:
+        """Push the tokens of an update. True if a stop string ended the text. A stop token usually has no text."""
         params = self._request.params
         visible = len(update.tokens) - (update.finish == "stop" and not params.include_stop_str_in_output)
-        n_tokens, ended, n_thought = len(update.tokens), False, self._text.n_thought
+        n_tokens, ended = len(update.tokens), False
         for index, token in enumerate(update.tokens[:visible]):
             if self._text.push(token):
                 n_tokens, ended = index + 1, True
                 self.mailbox.close()
                 break
         self.sampled += update.tokens[:n_tokens]
-        if n_tokens:
-            self._latest = self._meter.generate(n_tokens, self._text.n_thought - n_thought, self._latest)
         if self._scores:
             scored = n_tokens if self._request.scores_end else min(n_tokens, visible)
             self._waiting.extend(update.logprobs[:scored])
             self._total_logprob += sum(item.logprob for item in update.logprobs[:n_tokens])
-        return n_tokens, ended
+        return ended
 
     def _score(self, starts: Sequence[int], *, end: bool) -> tuple[Scored, ...]:
         """Return the tokens whose text goes out; at an `end` without a stop string, also the stop token."""
