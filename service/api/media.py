@@ -13,15 +13,13 @@ from service.engine.mailbox import Restore
 from service.errors.errors import InvalidRequest
 from service.generation.served import ServedModel
 from service.images.images import read_source
+from service.media.media import HasInputs
 from service.media.source import Source
 from service.schema.fields import Json
 
 
-class Decoded(Protocol):
-    """An image or a recording of a request. `inputs` are the bytes that the encoder reads."""
-
-    @property
-    def inputs(self) -> bytes: ...
+class Decoded(HasInputs, Protocol):
+    """An image or a recording of a request."""
 
     def tokens(self, ids: Any) -> list[int]:
         """Return the tokens that replace its placeholder; `ids` are the control tokens of its kind."""
