@@ -1,6 +1,8 @@
 """The answers of generation requests, whole or as a stream, and whole answers that no engine computes."""
 
 import asyncio
+import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -9,16 +11,15 @@ from typing import Any, Protocol
 import orjson
 from starlette.responses import Response
 
-from service.api.call import Begun, Call, Written
+from service.api.call import Answer, Begun, Call
 from service.api.lanes import SMALL_BYTES, written
-from service.generation.choice import Delta, joined
+from service.generation.choice import Delta
 from service.generation.generation import Generation
-from service.generation.request import ModelRequest
-from service.generation.usage import Timings, Usage
+from service.generation.request import ModelRequest, late_request
+from service.generation.usage import Meter, Timings, Usage
 from service.http.sse import Json
-from service.receipts.maker import AnswerReceipts
-from service.receipts.receipt import Signed
 
+log = logging.getLogger("noria.request")
 LARGE = 512
 """Answers with this many logprobs, or numbers of embeddings, are written off the event loop."""
 LOGPROB_BYTES, NUMBER_BYTES = 64, 12
@@ -48,23 +49,61 @@ Save = Callable[[Sequence[Json]], Coroutine[Any, Any, None]]
 Write = Callable[[Sequence[Delta], Usage, Timings], Mapping[str, object]]
 
 
-async def answered(
-    call: Call, making: Awaitable[ModelRequest], shape: Shape, save: Save | None = None
-) -> Response | Written:
+async def answered(call: Call, making: Awaitable[ModelRequest], shape: Shape, save: Save | None = None) -> Answer:
     """Make the engine's request, submit it, and return the answer. Only the engine holds its images and audio then."""
-    generation = await call.submitted(await call.made(making))
+    generation = await generated(call, making)
     if not call.record.streams:
         return await whole_response(call, generation, shape.whole, save)
-    return Written(partial(stream, call, generation, shape, save))
+    return partial(stream, call, generation, shape, save)
+
+
+async def generated(call: Call, making: Awaitable[ModelRequest]) -> Generation:
+    """Make the engine's request, and submit it. Raises Overloaded if others came while it was tokenized."""
+    made, model, record = await _made(call, making), call.model, call.record
+    log.debug("tokenized", extra={"fields": {"id": record.id}})
+    model.admission.check_backlog(record.tenant)
+    meter = Meter(made.submits, model.metrics, record, model.admission.backlog)
+    generation = Generation(made, model.client, call.served.tokenizer, meter, record)
+    call.begin(generation)
+    record.params, record.n_choices = made.params, made.n_choices
+    record.ignored += made.ignored
+    await generation.submit()
+    model.metrics.observe_prompt(meter.usage.prompt)
+    record.submitted = meter.submitted
+    record.charge_prompt(meter.usage.prompt)
+    facts = {"sequences": [choice.mailbox.id for choice in generation.choices], "prompt_tokens": meter.usage.prompt}
+    log.debug("submitted", extra={"fields": {"id": record.id, **facts}})
+    return generation
+
+
+async def _made(call: Call, making: Awaitable[ModelRequest]) -> ModelRequest:
+    """Return the engine's request, with a grammar that compiles; an empty one if its time ends before."""
+    timeout, n_prompts, n_choices = call.late
+    limit = asyncio.timeout(None if timeout is None else call.record.started + timeout - time.perf_counter())
+    try:
+        async with limit:
+            made = await making
+            await call.state.grammars.check(call.served, made)
+            return made
+    except TimeoutError:
+        if not limit.expired():  # it is the error of some call, not the end of the request's time
+            raise
+        return late_request(n_prompts, n_choices)
+    finally:
+        call.release()
 
 
 async def whole_response(call: Call, generation: Generation, write: Write, save: Save | None = None) -> Response:
     """Return the plain response, once every choice is complete."""
-    parts, signed = await _collect(generation, call.receipts())
-    timings, work = generation.timings(), call.state.work
+    receipts = call.model.receipts.of_answer(call.receipt, call.served, generation, call.record)
+    choices = await generation.whole()
+    for choice, delta in choices:
+        receipts.add(choice, delta)
+    parts, signed = [delta for _, delta in choices], await receipts.signed()
+    meter, timings, work = generation.meter, generation.meter.timings(), call.state.work
 
     def answer() -> Json:
-        return {**write(parts, generation.usage, timings), **signed}
+        return {**write(parts, meter.usage, timings), **signed}
 
     n_logprobs = sum(len(part.scored) + len(part.prompt_logprobs or ()) for part in parts)
     n_numbers = sum(len(part.embedding) for part in parts)
@@ -85,12 +124,12 @@ async def computed_response(call: Call, answer: Mapping[str, object]) -> Respons
 
 async def stream(call: Call, generation: Generation, shape: Shape, save: Save | None = None) -> None:
     """Write the frames of a stream, those of an update together."""
-    usage, receipts = generation.usage, call.receipts()
+    receipts = call.model.receipts.of_answer(call.receipt, call.served, generation, call.record)
+    usage = generation.meter.usage
     unopened = {choice.index for choice in generation.choices}
     unfinished = len(generation.choices)
     async for choice, delta in generation.events():
-        if receipts is not None:
-            receipts.add(choice, delta)
+        receipts.add(choice, delta)
         events: list[Json] = []
         if len(unopened) == len(generation.choices):
             generation.note_sent()
@@ -102,23 +141,8 @@ async def stream(call: Call, generation: Generation, shape: Shape, save: Save | 
             unfinished -= 1
             if not unfinished:
                 events += shape.closing(usage)
-                events[-1]["timings"] = generation.timings()
-                events[-1] |= await _signed(receipts)
+                events[-1]["timings"] = generation.meter.timings()
+                events[-1] |= await receipts.signed()
                 if save is not None:
                     await asyncio.shield(save(events))
         await call.sink.write([*map(shape.frame, events)])
-
-
-async def _collect(generation: Generation, receipts: AnswerReceipts | None) -> tuple[list[Delta], Signed]:
-    """Return one whole delta for each choice of the answer, in their order, and receipts."""
-    parts: list[list[Delta]] = [[] for _ in generation.choices]
-    async for choice, delta in generation.events():
-        parts[choice.index].append(delta)
-        if receipts is not None:
-            receipts.add(choice, delta)
-    return [joined(parts[choice.index]) for choice in generation.best()], await _signed(receipts)
-
-
-async def _signed(receipts: AnswerReceipts | None) -> Signed:
-    """Return what receipts add to an answer, or to the last event of its stream."""
-    return {} if receipts is None else {"receipts": await receipts.signed()}

@@ -1,8 +1,6 @@
 """One request: its facts, its model, what it holds, and where its answer goes."""
 
 import asyncio
-import logging
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import ExitStack
 from dataclasses import replace
@@ -18,18 +16,16 @@ from service.api.run import Failed, Run
 from service.api.state import State
 from service.engine.messages import FINISHES
 from service.errors.errors import ApiError, Cancelled, InvalidRequest
-from service.generation.generation import Generation
-from service.generation.request import ModelRequest, late_request
 from service.generation.served import ServedModel
 from service.hosting.hosted import HostedModel, ModelChanged
 from service.http.sse import ClientGone, EventWriter, Framing, Watch
 from service.observe.view.live import LiveRequest, WaitReason
-from service.receipts.maker import AnswerReceipts, ReceiptField
+from service.receipts.maker import ReceiptField
 from service.schema.fields import ModelBody
 from service.schema.generation import GenerationBody, StreamBody
 
-log = logging.getLogger("noria.request")
 T = TypeVar("T")
+Late = tuple[float | None, int, int]
 LARGE_ANSWER = 2**20
 """Bytes from which on an answer counts as a large body."""
 
@@ -40,40 +36,35 @@ class Begun(Framing, Protocol):
     def begin(self, served: ServedModel, name: str) -> None: ...
 
 
-class Written:
-    """An answer that is written as a stream once its handler has returned: the body of the request is gone then."""
+Answer = Response | Callable[[], Coroutine[Any, Any, None]] | None
+"""A handler returns a whole answer, or a function that writes a stream: the body of the request is gone when it runs.
 
-    def __init__(self, write: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._write = write
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Write it in a task of its own: in that of the request each update would wake all middlewares."""
-        await asyncio.create_task(self._write())
-
-
-Answer = Response | Written | None
-"""A handler returns it; None after it has written a stream itself."""
+None: the handler has written a stream itself."""
 
 
 class Call(LiveRequest):
     """One request, from its body to the last byte of its answer. It is a context, whose end closes all that it holds.
 
-    `model` is the one that it names, once it was looked up, and `served` how it serves the request, once admitted.
-    `sink` takes the frames of a stream: a writer to the client, or the run that computes the answer.
+    `name` is that of its model; None: the first one that its key may use. `served` is how that serves the request, once
+    it is admitted.
+    `sink` takes the frames of a stream: a writer to the client, or the run that computes the answer. `receipt` is the
+    body's field. `late` is for an answer whose time ends before it is submitted: its time limit, its number of prompts
+    and that of choices for each.
     """
 
-    model: HostedModel
     served: ServedModel
     sink: EventWriter | Run
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, run: Run | None = None) -> None:
         super().__init__(scope["noria.record"])
         self.request = Request(scope, receive)
+        self.name: str | None = None
         self.state: State = scope["app"].state.noria
         self.writer: EventWriter | None = None
         self.watch = Watch()
-        self._late: tuple[float | None, int, int] = (None, 1, 1)  # the time limit, and the choices of a late answer
-        self._receipt: ReceiptField = False
+        self.late: Late = (None, 1, 1)
+        self.receipt: ReceiptField = False
+        self._model: HostedModel | None = None
         self._receive = receive
         self._send = send
         self._concluded = False
@@ -94,9 +85,13 @@ class Call(LiveRequest):
         self._guards.__exit__(kind, failure, traceback)
 
     def _conclude(self, failure: BaseException | None) -> None:
-        if not self._concluded and self.generation is not None and self.record.submitted is not None:
-            self._concluded = True
-            _conclude(self.record, self.generation, failure)
+        """Abort what is unfinished, and record the outcome."""
+        if self._concluded or self.generation is None:
+            return
+        self._concluded = True
+        self.generation.close()
+        if self.record.submitted is not None:
+            _note_outcome(self.record, failure)
 
     async def watched(self, answer: Coroutine[Any, Any, None], *, expires: bool = True) -> None:
         """Work on the answer. Raises ClientGone when the client leaves, Unavailable at the end of a drain."""
@@ -112,8 +107,9 @@ class Call(LiveRequest):
         if isinstance(answer, Response):
             self._conclude(None)
             self._guards.close()
-        if answer is not None:
             await answer(self.request.scope, self.request.receive, self._send)
+        elif answer is not None:  # in a task of its own: in that of the request each update would wake all middlewares
+            await asyncio.create_task(answer())
         if self.writer is not None:
             await self.writer.end()
 
@@ -137,7 +133,9 @@ class Call(LiveRequest):
     def detached(self, run: Run) -> "Call":
         """Return the call of work for this request that `run` is to do."""
         scope = {**self.request.scope, "noria.record": replace(self.record)}
-        return Call(scope, never, self._send, run)
+        work = Call(scope, never, self._send, run)
+        work.name = self.name
+        return work
 
     def hand_over(self, work: "Call", answer: Coroutine[Any, Any, None], failed: Failed) -> None:
         """Let a run compute the answer. From its first event on it is in flight in place of this request."""
@@ -182,91 +180,57 @@ class Call(LiveRequest):
         """Return the result of `work`, which a thread for long work does."""
         return await self.state.work.run(work, self.record.body_bytes)
 
-    def hosted(self, name: str | None) -> HostedModel:
-        """Return the model of this name; None: the first one that the key may use. Raises ModelNotFound."""
-        return self.state.models.find(name, self.record.key)
+    @property
+    def model(self) -> HostedModel:
+        """Return the model that it names. Raises ModelNotFound."""
+        if self._model is None:
+            self._model = self.state.models.find(self.name, self.record.key)
+        return self._model
 
-    async def loaded(self, name: str | None) -> ServedModel:
-        """Return the model of this name once it is loaded and takes the request.
+    async def loaded(self) -> ServedModel:
+        """Return the model that it names, or the one that has the name by then, once that is loaded and takes it.
 
         Raises ModelNotFound, what `Admission.admitted` raises, Unavailable if the model cannot be loaded, and Cancelled
         if a client cancels the request meanwhile.
         """
-        model = self.model = self.hosted(name)
+        model = self.model
         self.watch.allow()
         self.record.served = model.name
         try:
+            model.check_present()
             with model.counted_waiting(self.record.tenant):
                 while model.entry.on_demand and model.waits_for is not None:  # somebody may have unloaded it again
                     with self.record.waiting_for_model(lambda: model.wait):
                         await self.wait(self.state.models.until_loaded(model))
-                self.served = self._guards.enter_context(model.admission.admitted(self.record, name))
+                self.served = self._guards.enter_context(model.admission.admitted(self.record, self.name))
                 return self.served
         except ModelChanged:
-            return await self.loaded(name)
+            self._model = None
+            return await self.loaded()
 
     async def admitted(self, body: ModelBody, shape: Begun | None = None) -> ServedModel:
-        """Return the model that a body names as `loaded` does, for a request that generates.
+        """Return the model as `loaded` does, for a request with this body, which generates.
 
         If the body says so, the answer is a stream in this shape. Raises InvalidRequest for what the key may not send.
         """
         assert self.record.policy.generates, f"the route of {self.record.path} must declare an operation"
-        model = self.hosted(body.model)
+        model = self.model
         self.record.name_user(body.end_user)
         self.record.shares_cache = self.state.settings.cache_isolation == "none"
         self.has_reason = isinstance(body, GenerationBody)
         if isinstance(body, GenerationBody):
             _check_priority(body.priority or 0, self.record)
-            self._late = (body.timeout, body.n_prompts, body.n_choices)
+            self.late = (body.timeout, body.n_prompts, body.n_choices)
         if isinstance(body, StreamBody):
-            self._receipt = body.receipt
+            self.receipt = body.receipt
             model.receipts.check(body.receipt)
             if body.stream and shape is not None:
                 self.open(shape)
         self._guards.enter_context(self.state.requests.serving(self))
-        served = await self.loaded(body.model)
+        served = await self.loaded()
         if shape is not None:
-            shape.begin(served, body.model or served.names[0])
+            shape.begin(served, self.name or served.names[0])
         return served
-
-    async def made(self, making: Awaitable[ModelRequest]) -> ModelRequest:
-        """Return the engine's request, with a grammar that compiles; an empty one if its time ends before."""
-        timeout, n_prompts, n_choices = self._late
-        limit = asyncio.timeout(None if timeout is None else self.record.started + timeout - time.perf_counter())
-        try:
-            async with limit:
-                made = await making
-                await self.state.grammars.check(self.served, made)
-                return made
-        except TimeoutError:
-            if not limit.expired():  # it is the error of some call, not the end of the request's time
-                raise
-            return late_request(n_prompts, n_choices)
-        finally:
-            self.release()
-
-    async def submitted(self, made: ModelRequest) -> Generation:
-        """Submit a request to the engine. Raises Overloaded if others came while it was tokenized."""
-        model, record = self.model, self.record
-        log.debug("tokenized", extra={"fields": {"id": record.id}})
-        model.admission.check_backlog(record.tenant)
-        generation = Generation(
-            made, model.client, self.served.tokenizer, model.metrics, record, model.admission.backlog
-        )
-        self.begin(generation)
-        record.generation = generation.facts
-        record.params, record.n_choices = made.params, made.n_choices
-        record.ignored += made.ignored
-        await generation.submit()
-        record.submitted = generation.submitted
-        record.charge_prompt(generation.usage.prompt)
-        return generation
-
-    def receipts(self) -> AnswerReceipts | None:
-        """Return a maker of receipts for the answer, if it gets any."""
-        if self.generation is None:
-            return None
-        return self.model.receipts.of_answer(self._receipt, self.served, self.generation, self.record)
 
     @property
     def waits_for(self) -> WaitReason | None:
@@ -290,11 +254,9 @@ def _check_priority(priority: int, record: RequestRecord) -> None:
         raise InvalidRequest(f"priority must be at least {least} {whose}, got {priority}: {how}", param="priority")
 
 
-def _conclude(record: RequestRecord, generation: Generation, failure: BaseException | None) -> None:
-    """Abort what is unfinished, and record the outcome."""
-    generation.close()
+def _note_outcome(record: RequestRecord, failure: BaseException | None) -> None:
     if failure is None:
-        record.outcome = next((name for name in FINISHES if name in generation.facts.finishes), "stop")
+        record.outcome = next((name for name in FINISHES if name in record.generation.finishes), "stop")
     elif isinstance(failure, ClientGone | asyncio.CancelledError | Cancelled):
         record.outcome = "abort"
     else:

@@ -15,8 +15,7 @@ from typing_extensions import TypedDict
 from service import version
 from service.access.headers import HEADERS
 from service.api.call import Call
-from service.api.forms import FORM
-from service.api.routes import Route, get
+from service.api.routes import FORM, Route, get
 from service.errors.dialects import EVENTS
 from service.errors.statuses import FINAL, STATUSES
 

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 
 from model.sampling_params import SamplingParams
 from service.access.record import Policy
-from service.api.answering import whole_response
+from service.api.answering import generated, whole_response
 from service.api.call import Call
 from service.api.prompt import check_prompt, encode_text
 from service.api.routes import post
@@ -158,6 +158,6 @@ async def embeddings(call: Call, body: EmbeddingsBody) -> Response:
     An embedding is the pooled hidden state of a text, scaled to length 1.
     """
     served = await call.admitted(body)
-    generation = await call.submitted(await call.made(call.on_lane(lambda: body.request(served))))
+    generation = await generated(call, call.on_lane(lambda: body.request(served)))
     shape = EmbeddingShape(body.model or served.names[0], body.encoding_format == "base64")
     return await whole_response(call, generation, shape.whole)

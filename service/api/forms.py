@@ -1,8 +1,7 @@
 """Bodies that are forms (`multipart/form-data`, RFC 7578): a file, and fields as text."""
 
-import inspect
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeVar
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from pydantic import ValidationError
 from python_multipart import FormParser
@@ -11,41 +10,19 @@ from python_multipart.multipart import File, parse_options_header
 from starlette.datastructures import Headers
 
 from model.errors import one_line, quoted
-from service.access.record import Policy
-from service.api.routes import BodyHandler, Parse, Parser, Route
+from service.api.routes import FORM, Parse, Parser
 from service.errors.errors import HttpError, InvalidRequest
 from service.errors.refusals import invalid_body
 from service.schema.fields import Body
 from service.schema.structure import BodyReading
 
-B = TypeVar("B", bound=Body)
-FORM = "multipart/form-data"
 MAX_FIELDS = 64
 MAX_BOUNDARY = 70
 """Bytes of a boundary (RFC 2046, section 5.1.1)."""
 
 
-def post_form(
-    path: str, *, body: type[B], request: Mapping[str, Any], answer: Any, policy: Policy, or_text: bool = False
-) -> Callable[[BodyHandler[B]], Route]:
-    """Return a decorator that makes a handler the route of `POST path`. The handler gets the checked form."""
-
-    def declare(handler: BodyHandler[B]) -> Route:
-        about = handler.__name__, inspect.getdoc(handler) or "", policy, answer
-        parser = _form_parser(body)
-        return Route(
-            *(path, ("POST",), handler, *about),
-            body=body,
-            parser=parser,
-            body_type=FORM,
-            request=request,
-            or_text=or_text,
-        )
-
-    return declare
-
-
-def _form_parser(kind: type[Body]) -> Parser:
+def form_parser(kind: type[Body]) -> Parser:
+    """Return what parses a form as a body of this kind. Fields of bytes are files."""
     files = [name for name, field in kind.model_fields.items() if field.annotation is bytes]
 
     def parser(headers: Headers) -> Parse:

@@ -15,7 +15,6 @@ from service.access.rights import check_right
 from service.api.call import Call
 from service.api.routes import json_response, post
 from service.errors.errors import AdapterExists, InvalidRequest
-from service.hosting.hosted import HostedModel
 from service.model_settings import MAX_ADAPTER_NAME, adapter_name_problem
 from service.schema.fields import Body, only, optional
 
@@ -73,9 +72,9 @@ async def load(call: Call, body: LoadAdapterBody) -> Response:
 
     It needs the flag `--lora-dir`. The answer comes once the adapter can serve.
     """
-    _allowed(call, call.hosted(body.model))
-    served = await call.loaded(body.model)
-    directory = _allowed(call, call.model)  # it may be another one by now
+    _allowed(call)
+    served = await call.loaded()
+    directory = _allowed(call)  # it may be another model by now
     found = await asyncio.to_thread(path_inside, directory, body.lora_path)  # its disk may be slow
     if any(other.has(body.lora_name) for other in call.state.models):
         raise AdapterExists(body.lora_name)
@@ -93,15 +92,15 @@ async def unload(call: Call, body: UnloadAdapterBody) -> Response:
 
     It needs the flag `--lora-dir`. New requests get a 404 at once, those that run with the adapter finish.
     """
-    model = call.hosted(body.model)
-    _allowed(call, model)
-    model.admission.adapters.unload(body.lora_name)
+    _allowed(call)
+    call.model.admission.adapters.unload(body.lora_name)
     log.info("adapter unloaded", extra={"fields": {"adapter": body.lora_name, "id": call.record.id}})
     return json_response(UnloadedAdapter(id=body.lora_name, object="lora.unloaded"))
 
 
-def _allowed(call: Call, model: HostedModel) -> Path:
+def _allowed(call: Call) -> Path:
     """Return the directory of --lora-dir. Raises InvalidRequest without one, Forbidden for a key without the right."""
+    model = call.model
     check_right(call.record, "loads_adapters", "load adapters")
     directory: Path | None = model.entry.settings.lora_dir
     if directory is None:

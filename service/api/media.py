@@ -1,33 +1,82 @@
 """The places of images and audio in a prompt: each takes as many tokens as the model's encoder gives embeddings."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from model.batch import RunnerInfo
 from model.chat.media import ONE, AudioTokens, ImageTokens
 from model.media import MediaSpan
 from service.api.state import State
 from service.audio.audio import DecodedAudio, limited, read_audio
+from service.engine.mailbox import Restore
 from service.errors.errors import InvalidRequest
-from service.generation.request import ModelRequest
 from service.generation.served import ServedModel
 from service.images.images import read_source
+from service.media.media import HasInputs
 from service.media.source import Source
 from service.schema.fields import Json
 
 
-class Decoded(Protocol):
-    """An image or a recording of a request. `inputs` are the bytes that the encoder reads."""
-
-    @property
-    def inputs(self) -> bytes: ...
+class Decoded(HasInputs, Protocol):
+    """An image or a recording of a request."""
 
     def tokens(self, ids: Any) -> list[int]:
         """Return the tokens that replace its placeholder; `ids` are the control tokens of its kind."""
 
     def spans(self, start: int) -> tuple[MediaSpan, ...]:
         """Return its places, if these tokens begin at `start`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """The decoded images or audio of a prompt, in the order of their places.
+
+    `again` decodes those of the request again, of which these have the indexes `kept`.
+    """
+
+    items: Sequence[Decoded] = ()
+    again: Callable[[], Awaitable[Sequence[Decoded]]] | None = None
+    kept: Sequence[int] = ()
+
+    @classmethod
+    async def of(cls, decode: Callable[[], Awaitable[Sequence[Decoded]]]) -> Self:
+        """Decode the media of a request. Raises what `decode` raises."""
+        items = await decode()
+        return cls(items, decode, range(len(items)))
+
+    def only(self, indexes: Sequence[int]) -> Self:
+        """Return the items with these indexes."""
+        return replace(self, items=[self.items[at] for at in indexes], kept=[self.kept[at] for at in indexes])
+
+    def after(self, n_spans: int) -> Self:
+        """Return the items without those of the first `n_spans` places, which are places of whole items."""
+        first = 0
+        while n_spans > 0:
+            n_spans -= len(self.items[first].spans(0))
+            first += 1
+        return self.only(range(first, len(self.items)))
+
+    @property
+    def inputs(self) -> bytes:
+        """Return the encoder's inputs."""
+        return b"".join(item.inputs for item in self.items)
+
+    @property
+    def restore(self) -> Restore | None:
+        """Return a function that decodes the items again, and gives `inputs`. It holds their files, not the pixels."""
+        again, kept = self.again, self.kept
+        if again is None or not kept:
+            return None
+
+        async def restored() -> bytes:
+            items = await again()
+            return b"".join(items[at].inputs for at in kept)
+
+        return restored
+
+
+NO_MEDIA = Media()
 
 
 def source_of(part: Json) -> Source:
@@ -62,19 +111,6 @@ async def heard(state: State, sources: Sequence[Source], info: RunnerInfo, owner
     return [PlacedRecording(audio, info.audio.chunk_tokens) for audio in found]
 
 
-def restorable(
-    made: ModelRequest, state: State, sources: Sequence[Source], info: RunnerInfo, owner: str, media: Sequence[Decoded]
-) -> ModelRequest:
-    """Return the request, able to decode its media again from these files."""
-    (submit,) = made.submits
-    n_dropped = sum(len(item.spans(0)) for item in media) - len(submit.media)
-
-    async def restore() -> bytes:
-        return inputs_after(await decoded(state, sources, info, owner), n_dropped)
-
-    return replace(made, restore=restore)
-
-
 async def decoded(state: State, sources: Sequence[Source], info: RunnerInfo, owner: str) -> Sequence[Decoded]:
     """Decode the images or the audio of a request for the model's encoder. Raises InvalidRequest and Unavailable.
 
@@ -86,24 +122,26 @@ async def decoded(state: State, sources: Sequence[Source], info: RunnerInfo, own
 
 
 def expanded(
-    tokens: list[int], media: Sequence[Decoded], served: ServedModel, param: str
+    tokens: list[int], media: Media, served: ServedModel, param: str
 ) -> tuple[list[int], tuple[MediaSpan, ...]]:
     """Return the prompt with the tokens of each image or recording in place of its placeholder, and the places of all.
 
     Raises InvalidRequest, naming `param`, if the chat format has not written one placeholder for each.
     """
-    if not media:
+    if not media.items:
         return tokens, ()
     ids = AudioTokens.of(served.tokenizer) if served.info.audio else ImageTokens.of(served.tokenizer)
     assert ids is not None, "no chat format writes media without these tokens"
-    if (found := tokens.count(ids.placeholder)) != len(media):
+    if (found := tokens.count(ids.placeholder)) != len(media.items):
         what = "recordings" if served.info.audio else "images"
-        message = f"{param} cannot be written: the model's chat format has places for {found} of {len(media)} {what}"
+        message = (
+            f"{param} cannot be written: the model's chat format has places for {found} of {len(media.items)} {what}"
+        )
         raise InvalidRequest(message, param=param)
     whole: list[int] = []
     spans: list[MediaSpan] = []
     done = 0
-    for item in media:
+    for item in media.items:
         place = tokens.index(ids.placeholder, done)
         whole += tokens[done:place]
         spans += item.spans(len(whole))
@@ -135,14 +173,3 @@ def _wholes(spans: Sequence[MediaSpan]) -> list[tuple[int, int, str]]:
             start = found.pop()[0]
         found.append((start, span.stop, span.kind))
     return found
-
-
-def inputs_after(media: Sequence[Decoded], n_dropped: int) -> bytes:
-    """Return the encoder's inputs without those of the first `n_dropped` places, which are places of whole items."""
-    left: list[bytes] = []
-    for item in media:
-        if n_dropped > 0:
-            n_dropped -= len(item.spans(0))
-        else:
-            left.append(item.inputs)
-    return b"".join(left)

@@ -3,7 +3,8 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from functools import partial
+from typing import Any, TypeVar
 
 from model.chat.formats import ChatFormat
 from model.chat.media import MEDIA_ROLES, refused_media
@@ -16,7 +17,7 @@ from model.tokenizers.base import Tokenizer
 from service.access.record import MAX_IGNORED
 from service.api.call import Call
 from service.api.lanes import SMALL_BYTES
-from service.api.media import Decoded, decoded, expanded, inputs_after, restorable, source_of, spans_after
+from service.api.media import NO_MEDIA, Media, decoded, expanded, source_of, spans_after
 from service.api.reasoning import ReasoningOptions, ignored_reasoning, reasoning_of, reasoning_variables, with_thought
 from service.errors.errors import ContextExceeded, InvalidRequest
 from service.generation.request import ModelRequest, sampling, submit_of
@@ -79,7 +80,7 @@ class Chat:
         return [message["content"] for message in self.messages]
 
 
-async def of_chat(call: Call, chat: Callable[[], Chat], work: Callable[[Chat, ServedModel, Sequence[Decoded]], T]) -> T:
+async def of_chat(call: Call, chat: Callable[[], Chat], work: Callable[[Chat, ServedModel, Media], T]) -> T:
     """Return the result of `work` on a chat request. Its images or its audio are decoded before."""
     state, served, owner = call.state, call.served, call.record.cache_owner
 
@@ -87,21 +88,18 @@ async def of_chat(call: Call, chat: Callable[[], Chat], work: Callable[[Chat, Se
         found = chat()
         check_roles(found, served)
         sources = [source_of(part) for _, part in found.media]
-        return found, sources, None if sources else work(found, served, ())
+        return found, sources, None if sources else work(found, served, NO_MEDIA)
 
     found, sources, made = await call.on_lane(begin)
     if made is not None:
         return made
     call.hold(max(0, call.record.body_bytes - SMALL_BYTES))  # it waits for media of others
-    media = await decoded(state, sources, served.info, owner)
-    made = await call.on_lane(lambda: work(found, served, media))
-    if isinstance(made, ModelRequest):
-        made = cast("T", restorable(made, state, sources, served.info, owner, media))
-    return made
+    media = await Media.of(partial(decoded, state, sources, served.info, owner))
+    return await call.on_lane(lambda: work(found, served, media))
 
 
 def chat_request(
-    chat: Chat, served: ServedModel, media: Sequence[Decoded], prompt: Encoded | None = None
+    chat: Chat, served: ServedModel, media: Media = NO_MEDIA, prompt: Encoded | None = None
 ) -> ModelRequest:
     """Return the engine's request for a conversation, whose `prompt` may be known.
 
@@ -133,9 +131,10 @@ def chat_request(
     whole = with_thought(reasoning, chat.reasoning, served, grammar)
     if (params.max_tokens, params.grammar) != (max_tokens, whole):
         params = replace(params, max_tokens=max_tokens, grammar=whole)
-    inputs = inputs_after(media, len(places) - len(spans))
+    left = media.after(len(places) - len(spans))
     return ModelRequest(
-        (submit_of(cut, params, options, served, spans, inputs),),
+        (submit_of(cut, params, options, served, spans, left.inputs),),
+        restore=left.restore,
         timeout=options.timeout,
         return_token_ids=options.return_token_ids,
         starts_message=not continues and not constrained,
@@ -163,7 +162,7 @@ def encode_text(served: ServedModel, text: str, *, add_bos: bool = True, param: 
     return served.tokenizer.encode(text, add_bos=add_bos, parse_control=True)
 
 
-def encode_chat(chat: Chat, served: ServedModel, media: Sequence[Decoded]) -> Encoded:
+def encode_chat(chat: Chat, served: ServedModel, media: Media) -> Encoded:
     """Return the tokens of a conversation, and the places of its media. Raises ParameterError or InvalidRequest."""
     format_, messages, options = conversation(chat, served)
     try:

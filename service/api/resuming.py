@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from model.errors import quoted
 from service.access.record import LAST, RequestRecord
-from service.api.call import Answer, Call, Written
+from service.api.call import Answer, Call
 from service.api.run import Key, Reader, Run
 from service.errors.errors import ApiError, InvalidRequest, NotStored
 from service.schema.fields import Body
@@ -43,7 +43,7 @@ def refuse_resume(call: Call) -> None:
         raise InvalidRequest(f"the header {RESUME} must be 0 here, got {quoted(value)}: {how}", param=RESUME)
 
 
-def reading(call: Call, run: Run, after: int, *, numbered: bool = False) -> Written:
+def reading(call: Call, run: Run, after: int, *, numbered: bool = False) -> Answer:
     """Return the events of a run after number `after`, to its end. A `numbered` run has events with ids."""
 
     async def read() -> None:
@@ -52,7 +52,7 @@ def reading(call: Call, run: Run, after: int, *, numbered: bool = False) -> Writ
             async for frames in recording.read(after):
                 await call.sink.write(frames)
 
-    return Written(read)
+    return read
 
 
 def _begun(call: Call, handler: Handler[B], body: B) -> Run:

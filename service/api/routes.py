@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from typing_extensions import is_typeddict
@@ -39,6 +39,7 @@ BodyHandler = Callable[[Call, B], Awaitable[Answer]]
 Parse = Callable[[bytes, BodyReading], Body]
 Parser = Callable[[Headers], Parse]
 """What parses a body with these headers. Raises HttpError (415) for a body of another type."""
+JSON, FORM = "application/json", "multipart/form-data"
 HELLO = [{"role": "user", "content": "Say hello."}]
 """Messages of examples."""
 SMALL_MARKS = 2**11
@@ -69,7 +70,7 @@ class Route:
     statuses: tuple[int, ...] = (200,)
     body: type[Body] | None = None
     parser: Parser | None = None
-    body_type: str = "application/json"
+    body_type: str = JSON
     request: Mapping[str, Any] | None = None
     endless: bool = False
     or_text: bool = False
@@ -84,7 +85,7 @@ class Route:
     def media_type(self) -> str:
         if self.endless:
             return EVENTS
-        return "text/plain" if self.answer is str else "application/json"
+        return "text/plain" if self.answer is str else JSON
 
     @property
     def streams(self) -> bool:
@@ -123,14 +124,26 @@ def post(
     answer: Any,
     policy: Policy = Policy(),  # noqa: B008 - frozen
     refusals: tuple[int, ...] = (),
+    form: Callable[[type[B]], Parser] | None = None,
+    or_text: bool = False,
 ) -> Callable[[BodyHandler[B]], Route]:
-    """Return a decorator that turns a handler into the route of `POST path`. The handler gets the checked body."""
+    """Return a decorator that turns a handler into the route of `POST path`. The handler gets the checked body.
+
+    `form` makes the parser of a body that is a form; others are JSON.
+    """
 
     def declare(handler: BodyHandler[B]) -> Route:
         about = handler.__name__, inspect.getdoc(handler) or "", policy, answer
         handle = resumable(handler) if policy.resumes else handler
-        parser = _json_parser(body, any_type=policy.dialect.any_type)
-        return Route(path, ("POST",), handle, *about, body=body, parser=parser, request=request, refusals=refusals)
+        return Route(
+            *(path, ("POST",), handle, *about),
+            body=body,
+            parser=form(body) if form else _json_parser(body, any_type=policy.dialect.any_type),
+            body_type=FORM if form else JSON,
+            request=request,
+            or_text=or_text,
+            refusals=refusals,
+        )
 
     return declare
 
@@ -165,9 +178,17 @@ class Endpoint:
             if self._ends_with_client:
                 call.watch.allow()
             body = (await _parsed_body(call, *read),)
+        call.name = _model_named(call.request, *body)
         handling = self._route.handler(call, *body)
         del read, body  # only the handler holds them now
         await call.sent(handling)
+
+
+def _model_named(request: Request, body: Body | None = None) -> str | None:
+    """Return the name of a model in the body of a request, or without a body in its path or its query."""
+    if body is not None:
+        return getattr(body, "model", None)
+    return request.path_params.get("name", request.query_params.get("model"))
 
 
 async def _content(call: Call, parser: Parser) -> tuple[bytes, Parse]:
@@ -217,8 +238,8 @@ def _json_parser(kind: type[Body], *, any_type: bool) -> Parser:
 def _check_type(headers: Headers) -> None:
     """Raise HttpError (415) unless the body is called JSON."""
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
-        raise HttpError(415, f"content-type must be application/json, got {media_type or 'none'}")
+    if media_type != JSON:
+        raise HttpError(415, f"content-type must be {JSON}, got {media_type or 'none'}")
 
 
 def _check_codings(headers: Headers) -> None:
@@ -257,4 +278,4 @@ async def _read(call: Call, limit: int) -> bytes:
 
 def json_response(answer: Mapping[str, Any], status: int = 200) -> Response:
     """Return a response with a small JSON answer, which the event loop encodes."""
-    return Response(orjson.dumps(answer), status, media_type="application/json")
+    return Response(orjson.dumps(answer), status, media_type=JSON)

@@ -11,7 +11,7 @@ from model.sampling_params import check_ids
 from model.tokenizers.base import Tokenizer
 from service.api.answering import computed_response
 from service.api.call import Call
-from service.api.media import Decoded
+from service.api.media import Media
 from service.api.prompt import Chat, check_roles, conversation, encode_chat, encode_text, of_chat
 from service.api.routes import HELLO, get, post
 from service.errors.errors import InvalidRequest
@@ -115,11 +115,11 @@ class TokenizerInfo(TypedDict):
 async def tokenize(call: Call, body: TokenizeBody) -> Response:
     """Tokenize a prompt or a conversation"""
 
-    def of_messages(chat: Chat, served: ServedModel, media: Sequence[Decoded]) -> Tokenized:
+    def of_messages(chat: Chat, served: ServedModel, media: Media) -> Tokenized:
         return described(encode_chat(chat, served, media)[0], body, served)
 
     chat = partial(chat_of, body.messages or [], body)
-    served = await call.loaded(body.model)
+    served = await call.loaded()
     if body.messages is None:
         return await computed_response(call, await call.on_lane(lambda: described(encode(body, served), body, served)))
     return await computed_response(call, await of_chat(call, chat, of_messages))
@@ -128,14 +128,14 @@ async def tokenize(call: Call, body: TokenizeBody) -> Response:
 @post("/detokenize", body=DetokenizeBody, request={"tokens": [19556]}, answer=Detokenized)
 async def detokenize(call: Call, body: DetokenizeBody) -> Response:
     """Turn token ids into text"""
-    served = await call.loaded(body.model)
+    served = await call.loaded()
     return await computed_response(call, await call.on_lane(lambda: text_of(body.tokens, served)))
 
 
 @post("/apply-template", body=ApplyTemplateBody, request={"messages": HELLO}, answer=AppliedTemplate)
 async def apply_template(call: Call, body: ApplyTemplateBody) -> Response:
     """Render messages with the chat template"""
-    served = await call.loaded(body.model)
+    served = await call.loaded()
     return await computed_response(call, await call.on_lane(lambda: rendered(body, served)))
 
 
@@ -145,7 +145,7 @@ async def tokenizer_info(call: Call) -> Response:
 
     That of the model in the query, or of the first model.
     """
-    served = await call.loaded(call.request.query_params.get("model"))
+    served = await call.loaded()
     return await computed_response(call, await call.on_lane(lambda: info_of(served)))
 
 

@@ -9,7 +9,7 @@ from model.audio.sizes import MelFormat
 from model.batch import RunnerInfo
 from model.errors import quoted
 from service.errors.errors import InvalidRequest
-from service.media.media import Kind, Media
+from service.media.media import Media
 from service.media.source import Source, of_base64
 
 MAX_FILES = 16
@@ -51,18 +51,12 @@ def limited(info: RunnerInfo) -> MelFormat:
 class Audios(Media[AudioProcess, MelFormat, DecodedAudio]):
     """The audio of all requests. The files of a request may last as long together as one may."""
 
+    noun, limited = "audio", "audio files"
+
     def __init__(
         self, on_restart: Callable[[], None] = lambda: None, on_decoded: Callable[[float], None] = lambda seconds: None
     ) -> None:
-        kind = Kind(
-            "audio",
-            "audio files",
-            MAX_FILES,
-            lambda patient: AudioProcess(MAX_SECONDS, patient=patient),
-            decoded,
-            lambda audio: len(audio.inputs),
-        )
-        super().__init__(kind, on_restart, on_decoded)
+        super().__init__(MAX_FILES, lambda patient: AudioProcess(MAX_SECONDS, patient=patient), on_restart, on_decoded)
 
     async def decode(self, sources: Sequence[Source], format: MelFormat, owner: str = "") -> list[DecodedAudio]:
         """Decode as other media do. No file is decoded before the headers of all say how long they are together."""
@@ -77,10 +71,10 @@ class Audios(Media[AudioProcess, MelFormat, DecodedAudio]):
             limit = f"the limit for a request is {format.max_seconds} s"
             raise InvalidRequest(f"the audio up to {last} lasts {seconds:.1f} s; {limit}", param=last)
 
-
-def decoded(process: AudioProcess, data: bytes, format: MelFormat) -> DecodedAudio:
-    """Decode an audio file to its spectrum, with the digests of its chunks. Raises AudioError and ProcessLost."""
-    mel = process.decode(data, format)
-    n_bytes = len(mel.data) // max(1, mel.n_chunks)
-    chunks = (memoryview(mel.data)[n * n_bytes : (n + 1) * n_bytes] for n in range(mel.n_chunks))
-    return DecodedAudio(mel.seconds, tuple(hashlib.blake2b(it, digest_size=16).hexdigest() for it in chunks), mel.data)
+    def read(self, process: AudioProcess, data: bytes, format: MelFormat) -> DecodedAudio:
+        """Decode an audio file to its spectrum, with the digests of its chunks. Raises AudioError and ProcessLost."""
+        mel = process.decode(data, format)
+        n_bytes = len(mel.data) // max(1, mel.n_chunks)
+        chunks = (memoryview(mel.data)[n * n_bytes : (n + 1) * n_bytes] for n in range(mel.n_chunks))
+        digests = (hashlib.blake2b(chunk, digest_size=16).hexdigest() for chunk in chunks)
+        return DecodedAudio(mel.seconds, (*digests,), mel.data)

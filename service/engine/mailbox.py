@@ -35,17 +35,6 @@ def merge(first: Update, second: Update) -> Update:
     )
 
 
-def split(update: Update) -> list[Update]:
-    """Return updates of one token each, which together are this one."""
-    n_tokens = len(update.tokens)
-    if n_tokens < 2:
-        return [update]
-    parts = [Update(update.id, update.tokens[at : at + 1], update.logprobs[at : at + 1]) for at in range(n_tokens)]
-    about_prompt = {name: getattr(update, name) for name in ("prompt_logprobs", "admitted", "processed")}
-    at_end = {name: getattr(update, name) for name in ("finish", "failure", "fault", "embedding")}
-    return [parts[0]._replace(**about_prompt), *parts[1:-1], parts[-1]._replace(**at_end)]
-
-
 class Mailbox:
     """Async iterator over the updates of the one sequence of a request; it ends after that whose `finish` is set.
 

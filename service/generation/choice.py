@@ -1,17 +1,19 @@
 """One choice of an answer: it turns the engine's updates of a sequence into text and logprobs."""
 
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from model.batch import TokenLogprob
+from model.tokenizers.base import Tokenizer
 from service.engine.mailbox import Mailbox
-from service.engine.messages import Submit, Update
+from service.engine.messages import Admitted, Submit, Update
 from service.errors.errors import ApiError, InvalidRequest
 from service.generation.request import Echo, ModelRequest
 from service.generation.text import TextStream
-from service.generation.thinking import ThinkingStream
+from service.generation.usage import Meter
 
 LEAST_LOGPROB = -9999.0
 """JSON has no infinities: -inf is sent as this number."""
@@ -77,8 +79,22 @@ def joined(deltas: Sequence[Delta]) -> Delta:
     )
 
 
+def split(update: Update) -> list[Update]:
+    """Return updates of one token each, which together are this one."""
+    n_tokens = len(update.tokens)
+    if n_tokens < 2:
+        return [update]
+    parts = [Update(update.id, update.tokens[at : at + 1], update.logprobs[at : at + 1]) for at in range(n_tokens)]
+    about_prompt = {name: getattr(update, name) for name in ("prompt_logprobs", "admitted", "processed")}
+    at_end = {name: getattr(update, name) for name in ("finish", "failure", "fault", "embedding")}
+    return [parts[0]._replace(**about_prompt), *parts[1:-1], parts[-1]._replace(**at_end)]
+
+
 class Choice:
-    """One sequence. `index` is its index in the answer, and `submit` has its prompt, without inputs."""
+    """One sequence: it reads its mailbox, and counts what it takes with the `meter` of the request.
+
+    `index` is its index in the answer, `submit` has its prompt, without inputs, and `finish` says why it has ended.
+    """
 
     def __init__(
         self,
@@ -87,66 +103,96 @@ class Choice:
         echo: Echo | None,
         request: ModelRequest,
         mailbox: Mailbox,
-        text: TextStream | ThinkingStream,
+        tokenizer: Tokenizer,
+        meter: Meter,
     ) -> None:
+        params = request.params
         self.index = index
         self.submit = submit
         self.mailbox = mailbox
-        self.n_generated = 0
         self.sampled: list[int] = []  # every generated token, stop tokens too
-        self.admitted = False  # whether the engine has begun with it
-        self.last_token: float | None = None  # when the latest tokens arrived, by perf_counter
+        self.admitted: Admitted | None = None  # once the engine has begun with it
+        self.finish: str | None = None
         self._echo = echo
         self._request = request
-        self._scores = request.params.logprobs is not None
-        self._text = text
+        self._meter = meter
+        self._scores = params.logprobs is not None
+        self._text = TextStream(
+            tokenizer,
+            params.stop,
+            min_tokens=params.min_tokens,
+            include_stop=params.include_stop_str_in_output,
+            strip_leading_space=request.starts_message and tokenizer.strips_leading_space,
+            keep_control=request.visible_control,
+            reasoning=request.reasoning,
+        )
         self._offset = 0
         self._opened = echo is None and not request.return_token_ids and request.prompt_logprobs is None
         self._prompt_logprobs: list[TokenLogprob] = []
         self._waiting: deque[TokenLogprob] = deque()  # logprobs of tokens whose text may still become a stop string
         self._total_logprob = 0.0
-        self._cached = 0
-
-    @property
-    def n_thought(self) -> int:
-        """Return the number of tokens of its thought so far."""
-        return 0 if isinstance(self._text, TextStream) else self._text.n_thought
+        self._latest: float | None = None  # when the latest tokens arrived, by perf_counter
 
     @property
     def mean_logprob(self) -> float:
         """Return the mean over all generated tokens. It needs `SamplingParams.logprobs`."""
-        return self._total_logprob / max(1, self.n_generated)
+        return self._total_logprob / max(1, len(self.sampled))
 
-    def absorb(self, update: Update) -> Delta:
+    async def deltas(self) -> AsyncIterator["Event"]:
+        """Yield its deltas as they arrive. Raises what the engine raises, and an error that ends it."""
+        async for update in self.mailbox:
+            for part in split(update) if self._request.by_token else (update,):
+                n_tokens, n_thought = len(self.sampled), self._text.n_thought
+                delta = self._absorb(part)
+                self._count(part, len(self.sampled) - n_tokens, self._text.n_thought - n_thought)
+                if delta:
+                    yield self, delta
+                if delta.finish is not None:
+                    self.finish = delta.finish
+                    return
+
+    def _absorb(self, update: Update) -> Delta:
         """Return the delta of an update. At a stop string the sequence ends, and the engine aborts it."""
         if update.finish == "error":
-            if update.failure is not None and update.fault is None:
-                fields = self._request.grammar_fields
-                names = f"{' and '.join(fields)} cannot be enforced any further: " if fields else ""
-                raise InvalidRequest(names + update.failure, param=next(iter(fields), None), code="grammar_failed")
-            raise ApiError(update.fault or "the engine could not compute this request", code="engine_error")
+            raise self._error(update)
         self._prompt_logprobs += update.prompt_logprobs
-        self._cached = self._cached if update.admitted is None else update.admitted.cached
+        self.admitted = update.admitted or self.admitted
         progress = None if update.processed is None else self._progress(update.processed)
         if not update.tokens and update.finish is None:
             return Delta(progress=progress)
         opening = None if self._opened else self._open()
-        before = self.n_generated
+        before = len(self.sampled)
         cut = self._push(update)
         finish = "stop" if cut else update.finish
-        text, starts = self._text.take(final=finish is not None)
-        thought = "" if isinstance(self._text, TextStream) else self._text.take_thought()
+        text, starts, thought = self._text.take(final=finish is not None)
         scored = self._score(starts, end=finish is not None and not cut) if self._scores else ()
-        tokens = update.tokens[: self.n_generated - before] if self._request.return_token_ids else ()
+        tokens = tuple(self.sampled[before:]) if self._request.return_token_ids else ()
         stop = self._text.stopped_by
         ended_by = update.tokens[-1:] if update.finish == "stop" and not cut else ()
         own = next((token for token in ended_by if token in self._request.stop_token_ids), None)
         delta = Delta(text, scored, finish, tokens, None, None, stop, update.embedding, progress, thought, own)
         return delta if opening is None else joined((opening, delta))
 
+    def _error(self, update: Update) -> ApiError:
+        """Return the error of a sequence that the engine could not complete."""
+        if update.failure is None or update.fault is not None:
+            return ApiError(update.fault or "the engine could not compute this request", code="engine_error")
+        fields = self._request.grammar_fields
+        names = f"{' and '.join(fields)} cannot be enforced any further: " if fields else ""
+        return InvalidRequest(names + update.failure, param=next(iter(fields), None), code="grammar_failed")
+
     def _progress(self, processed: int) -> dict[str, int]:
         """Return counts of prompt tokens with llama.cpp's names: all, from the cache, and processed so far."""
-        return {"total": len(self.submit.prompt), "cache": self._cached, "processed": processed}
+        cached = 0 if self.admitted is None else self.admitted.cached
+        milliseconds = round((time.perf_counter() - self._meter.submitted) * 1000)
+        return {"total": len(self.submit.prompt), "cache": cached, "processed": processed, "time_ms": milliseconds}
+
+    def _count(self, update: Update, n_tokens: int, n_thought: int) -> None:
+        """Count an update that has brought so many tokens, and so many of them of the thought."""
+        if update.admitted is not None:
+            self._meter.admit(update.admitted, self.submit, self.index)
+        if n_tokens:
+            self._latest = self._meter.generate(n_tokens, n_thought, self._latest)
 
     def _push(self, update: Update) -> bool:
         """Push the tokens of an update. True if a stop string ended the text. A stop token usually has no text."""
@@ -158,7 +204,6 @@ class Choice:
                 n_tokens, ended = index + 1, True
                 self.mailbox.close()
                 break
-        self.n_generated += n_tokens
         self.sampled += update.tokens[:n_tokens]
         if self._scores:
             scored = n_tokens if self._request.scores_end else min(n_tokens, visible)
@@ -196,6 +241,9 @@ class Choice:
             Scored(self.submit.prompt[0], None, (), 0),
             *(_scored(_trimmed(item, n_top), start) for item, start in later),
         )
+
+
+Event = tuple[Choice, Delta]
 
 
 def _scored(item: TokenLogprob, start: int) -> Scored:

@@ -1,4 +1,4 @@
-"""The text of a choice while its tokens arrive: whole UTF-8 sequences, without stop strings."""
+"""The text of a choice while its tokens arrive: whole UTF-8 sequences, without stop strings, the thought apart."""
 
 import codecs
 from collections import deque
@@ -7,13 +7,15 @@ from typing import NamedTuple
 
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.pieces import bytes_of, n_begun
+from service.generation.thinking import Reasoning, ThoughtReader
 
 
 class Released(NamedTuple):
-    """Text to send, and the index in the whole text at which each token that it completes starts."""
+    """New text, the place in the whole text where each token that it completes starts, and the thought's new text."""
 
     text: str
     starts: tuple[int, ...]
+    thought: str = ""
 
 
 class TextStream:
@@ -22,6 +24,7 @@ class TextStream:
     Text that may be the beginning of a stop string waits until more text decides, unless stop strings are part of the
     text (`include_stop`). Matching goes by characters: the boundaries of tokens do not change where the text ends.
     The text of the first `min_tokens` tokens is not searched. An incomplete UTF-8 sequence at the end is dropped.
+    `reasoning` tells where a thought may be. Stop strings end answers only, not thoughts.
     """
 
     def __init__(
@@ -33,9 +36,11 @@ class TextStream:
         include_stop: bool = False,
         strip_leading_space: bool = False,
         keep_control: bool | frozenset[str] = False,
+        reasoning: Reasoning | None = None,
     ) -> None:
         self.stopped_by: str | None = None
-        self.bytes_of = bytes_of(tokenizer, keep_control=keep_control)
+        self._thought = None if reasoning is None else ThoughtReader(reasoning)
+        self._bytes_of = bytes_of(tokenizer, keep_control=keep_control)
         self._stops = stops
         self._begun = [""] * len(stops)  # of each stop string, what the text ends with
         self._min_tokens = min_tokens
@@ -49,12 +54,19 @@ class TextStream:
         self._closed: deque[tuple[int, int]] = deque()  # (start, end) of tokens not taken yet
         self._ended = False
 
+    @property
+    def n_thought(self) -> int:
+        """Return the number of tokens of the thought so far."""
+        return 0 if self._thought is None else self._thought.n_tokens
+
     def push(self, token: int) -> bool:
         """Add a token. True if it completes a stop string: the text ends, and no token may follow."""
-        return self.add(self.bytes_of(token))
+        if self._thought is None:
+            return self._add(self._bytes_of(token))
+        return any(map(self._add, self._thought.push(token, self._bytes_of(token))))
 
-    def add(self, piece: bytes) -> bool:
-        """Add the bytes of a token; see `push`."""
+    def _add(self, piece: bytes) -> bool:
+        """Add the bytes of a token of the answer; see `push`."""
         data = self._incomplete + piece
         text, used = codecs.utf_8_decode(data, "replace", False)
         self._incomplete = data[used:]
@@ -71,8 +83,10 @@ class TextStream:
         return self._ended
 
     def take(self, *, final: bool = False) -> Released:
-        """Return the new text that cannot become a stop string; with `final`, all that is left."""
+        """Return the new text that cannot become a stop string, and the thought's; with `final`, all that is left."""
         final = final or self._ended
+        if final and self._thought is not None:
+            any(map(self._add, self._thought.flush()))  # nothing follows a stop string
         if final:
             self._close()
         n_matched = 0 if final or self._include_stop else max(map(len, self._begun), default=0)
@@ -82,7 +96,7 @@ class TextStream:
         starts = []
         while self._closed and self._closed[0][1] <= limit:
             starts.append(self._closed.popleft()[0])
-        return Released(text, tuple(starts))
+        return Released(text, tuple(starts), "" if self._thought is None else self._thought.take())
 
     def _close(self) -> None:
         for start in self._open:

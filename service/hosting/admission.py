@@ -12,8 +12,8 @@ from service.access.record import RequestRecord
 from service.engine.client import EngineClient
 from service.errors.errors import ModelNotFound, Overloaded, Unavailable
 from service.generation.adapters import Adapters, given_adapters
-from service.generation.generation import Backlog
 from service.generation.served import ServedModel
+from service.generation.usage import Backlog
 from service.hosting.drain import Drain
 from service.observe.view.feed import ModelState
 from service.settings import Settings

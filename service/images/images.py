@@ -9,7 +9,7 @@ from model.errors import quoted
 from model.images.client import ImageProcess
 from model.media import ImageFormat, MediaSpan
 from service.errors.errors import InvalidRequest
-from service.media.media import Kind, Media
+from service.media.media import Media
 from service.media.source import Source, of_base64
 
 NOT_FETCHED = "Noria never fetches images: send the image as a base64 data URL, data:image/png;base64,..."
@@ -60,6 +60,8 @@ class DecodedImage:
 class Images(Media[ImageProcess, ImageFormat, DecodedImage]):
     """The images of all requests."""
 
+    noun, limited = "image", "images (--max-images)"
+
     def __init__(
         self,
         max_images: int,
@@ -67,20 +69,11 @@ class Images(Media[ImageProcess, ImageFormat, DecodedImage]):
         on_restart: Callable[[], None] = lambda: None,
         on_decoded: Callable[[float], None] = lambda seconds: None,
     ) -> None:
-        kind = Kind(
-            "image",
-            "images (--max-images)",
-            max_images,
-            lambda patient: ImageProcess(max_pixels, patient=patient),
-            decoded,
-            lambda image: len(image.inputs),
-        )
-        super().__init__(kind, on_restart, on_decoded)
+        super().__init__(max_images, lambda patient: ImageProcess(max_pixels, patient=patient), on_restart, on_decoded)
 
-
-def decoded(process: ImageProcess, data: bytes, format: ImageFormat) -> DecodedImage:
-    """Decode the pixels of an image file, with their digest. Raises ImageError and ProcessLost."""
-    pixels = process.decode(data, format)
-    digest = hashlib.blake2b(f"{pixels.rows} {pixels.columns} ".encode(), digest_size=16)
-    digest.update(pixels.pixels)
-    return DecodedImage(pixels.rows, pixels.columns, digest.hexdigest(), pixels.pixels)
+    def read(self, process: ImageProcess, data: bytes, format: ImageFormat) -> DecodedImage:
+        """Decode the pixels of an image file, with their digest. Raises ImageError and ProcessLost."""
+        pixels = process.decode(data, format)
+        digest = hashlib.blake2b(f"{pixels.rows} {pixels.columns} ".encode(), digest_size=16)
+        digest.update(pixels.pixels)
+        return DecodedImage(pixels.rows, pixels.columns, digest.hexdigest(), pixels.pixels)

@@ -1,19 +1,27 @@
 """Images or audio files of requests. A child process decodes them: a hostile file may kill it alone."""
 
 import asyncio
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from model.errors import MediaError
 from service.errors.errors import InvalidRequest
 from service.helpers import LimitsExceeded, Process, Recent, Trial
 from service.media.source import Source
 
+
+class HasInputs(Protocol):
+    """A decoded file. `inputs` are the bytes that the encoder reads."""
+
+    @property
+    def inputs(self) -> bytes: ...
+
+
 P = TypeVar("P", bound=Process)
 F = TypeVar("F")
-D = TypeVar("D")
+D = TypeVar("D", bound=HasInputs)
 
 CACHE_BYTES = 64 * 2**20
 """Decoded bytes that stay in memory: a conversation sends its files again with each request."""
@@ -25,49 +33,43 @@ larger than the body of its request."""
 TOO_MUCH = "takes too much time or memory to decode"
 
 
-@dataclass(frozen=True, slots=True)
-class Kind(Generic[P, F, D]):
-    """The difference between images and audio for `Media`.
-
-    `noun` names a file, as in "image". `limited` names what `max_files` limits, as in "images (--max-images)". `start`
-    makes a process, patient or not. `decode` decodes a file in a format, and `size` counts the bytes of the result.
-    """
-
-    noun: str
-    limited: str
-    max_files: int
-    start: Callable[[bool], P]
-    decode: Callable[[P, bytes, F], D]
-    size: Callable[[D], int]
-
-
 class Media(Generic[P, F, D]):
     """The files of one kind of all requests. It decodes one at a time, and remembers the last ones. One per server.
 
-    A file that exceeds the short limit of time, or that of memory, is decoded apart with the long limit.
-    `on_decoded` gets the seconds of a file.
+    `noun` names a file, as in "image". `limited` names what `max_files` limits, as in "images (--max-images)". `start`
+    makes a process, patient or not. A file that exceeds the short limit of time, or that of memory, is decoded apart
+    with the long limit. `on_decoded` gets the seconds of a file.
     """
+
+    noun: ClassVar[str]
+    limited: ClassVar[str]
 
     def __init__(
         self,
-        kind: Kind[P, F, D],
+        max_files: int,
+        start: Callable[[bool], P],
         on_restart: Callable[[], None] = lambda: None,
         on_decoded: Callable[[float], None] = lambda seconds: None,
     ) -> None:
-        self._kind = kind
+        self._max_files = max_files
+        self._start = start
         self._on_decoded = on_decoded
-        recent: Recent[tuple[bytes, F], D] = Recent(CACHE_BYTES, lambda it: max(ENTRY_BYTES, kind.size(it)))
-        task, code = f"decodes {kind.noun}", f"{kind.noun}_unavailable"
+        recent: Recent[tuple[bytes, F], D] = Recent(CACHE_BYTES, lambda it: max(ENTRY_BYTES, len(it.inputs)))
+        task, code = f"decodes {self.noun}", f"{self.noun}_unavailable"
         self._trial: Trial[P, tuple[bytes, F], D] = Trial(task, code, recent, on_restart)
         self._turns = asyncio.Semaphore(REQUESTS)
+
+    @abstractmethod
+    def read(self, process: P, data: bytes, format: F) -> D:
+        """Decode a file in a format. Raises MediaError and ProcessLost."""
 
     async def decode(self, sources: Sequence[Source], format: F, owner: str = "") -> list[D]:
         """Decode a request's files for the model. Only requests of the same owner find them again.
 
         Raises InvalidRequest, naming the field, for a file that cannot be used; Unavailable without a process.
         """
-        if len(sources) > (limit := self._kind.max_files):
-            message = f"a request may have at most {limit} {self._kind.limited}, got {len(sources)}"
+        if len(sources) > (limit := self._max_files):
+            message = f"a request may have at most {limit} {self.limited}, got {len(sources)}"
             raise InvalidRequest(message, param=sources[limit].param)
         sources = [source.owned_by(owner) for source in sources]
         known = [self._trial.recent.find((source.digest, format)) for source in sources]
@@ -100,17 +102,17 @@ class Media(Generic[P, F, D]):
 
     async def _one(self, source: Source, format: F, *, apart: bool = False) -> D:
         """Return the decoded file. Raises InvalidRequest, Unavailable and LimitsExceeded."""
-        key, start = (source.digest, format), partial(self._kind.start, apart)
+        key, start = (source.digest, format), partial(self._start, apart)
         try:
             decoded, seconds = await self._trial.ask(
-                key, start, lambda process: self._kind.decode(process, source.data, format), apart=apart
+                key, start, lambda process: self.read(process, source.data, format), apart=apart
             )
         except MediaError as error:
             raise self._refusal(source, str(error)) from None
-        if seconds and self._kind.size(decoded):  # else it was known, or measured only
+        if seconds and decoded.inputs:  # else it was known, or measured only
             self._on_decoded(seconds)
         return decoded
 
     def _refusal(self, source: Source, problem: str) -> InvalidRequest:
-        noun = self._kind.noun
-        return InvalidRequest(f"the {noun} in {source.param} {problem}", param=source.param, code=f"invalid_{noun}")
+        message = f"the {self.noun} in {source.param} {problem}"
+        return InvalidRequest(message, param=source.param, code=f"invalid_{self.noun}")

@@ -26,6 +26,7 @@ from service.receipts.receipt import (
     Content,
     Defaults,
     Receipt,
+    Signed,
     digest,
     marks,
     prompt_bytes,
@@ -78,10 +79,10 @@ class ReceiptMaker:
 
     def of_answer(
         self, field_value: ReceiptField, served: ServedModel, generation: Generation, record: RequestRecord
-    ) -> "AnswerReceipts | None":
-        """Return the receipts of an answer that begins; None if it gets none."""
+    ) -> "AnswerReceipts | Unsigned":
+        """Return the receipts of an answer that begins."""
         if self._key is None or not (self._always if field_value is None else field_value):
-            return None
+            return Unsigned()
         return AnswerReceipts(self, self._key, served, generation, record, full=field_value == "full")
 
     async def of_model(self, served: ServedModel) -> dict[str, Any]:
@@ -129,6 +130,15 @@ def digest_of(files_of: FilesOf, path: Path, loaded: str) -> str:
     return found
 
 
+class Unsigned:
+    """The receipts of an answer that gets none."""
+
+    def add(self, choice: Choice, delta: Delta) -> None: ...
+
+    async def signed(self) -> Signed:
+        return {}
+
+
 @dataclass(slots=True, eq=False)
 class AnswerReceipts:
     """The receipts of one answer while it is generated. With `full` they contain the request and the answer."""
@@ -146,7 +156,7 @@ class AnswerReceipts:
         self._texts[choice].append(delta.text)
         self._finishes[choice] = delta.finish or ""
 
-    async def signed(self) -> list[Receipt]:
+    async def signed(self) -> Signed:
         """Return the receipt of each choice of the answer, once all have ended. Raises NoReceipt."""
         request, chosen = self.generation.request, self.generation.best()
         about = await self.maker.of_model(self.served) | {
@@ -157,7 +167,7 @@ class AnswerReceipts:
             "max_tokens": request.params.max_tokens,
             "key": self.key.public,
         }
-        return await in_thread(lambda: [self._signed(about, request, choice) for choice in chosen])
+        return {"receipts": await in_thread(lambda: [self._signed(about, request, choice) for choice in chosen])}
 
     def _signed(self, about: Mapping[str, Any], request: ModelRequest, choice: Choice) -> Receipt:
         prompt, tokens, number = prompt_bytes(choice.submit), choice.sampled, choice.index % request.n

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from model.chat.reasoning import THOUGHT
 from service.api.anthropic.answer_types import AppliedEdit
-from service.api.media import Decoded
+from service.api.media import Media
 from service.api.prompt import Chat, Encoded, encode_chat
 from service.errors.errors import ContextExceeded
 from service.generation.served import ServedModel
@@ -28,7 +28,7 @@ class Draft:
 
     chat: Chat
     served: ServedModel
-    media: Sequence[Decoded]
+    media: Media
 
     @cached_property
     def prompt(self) -> Encoded:
@@ -46,8 +46,8 @@ class Draft:
         """Return the conversation with these messages in place of its own. They may have lost images."""
         chat = replace(self.chat, messages=messages)
         left = {id(part) for _, part in chat.media}
-        pairs = zip(self.chat.media, self.media, strict=True) if self.media else ()
-        return Draft(chat, self.served, [image for (_, part), image in pairs if id(part) in left])
+        kept = [at for at, (_, part) in enumerate(self.chat.media) if id(part) in left]
+        return Draft(chat, self.served, self.media.only(kept))
 
 
 class InputTokensLimit(Body):

@@ -32,7 +32,7 @@ from service.api.anthropic.tools import (
     pieces_of,
 )
 from service.api.call import Answer, Call
-from service.api.media import Decoded
+from service.api.media import Media
 from service.api.prompt import Chat, chat_request, of_chat
 from service.api.routes import HELLO, post
 from service.errors.dialects import ANTHROPIC
@@ -263,7 +263,7 @@ async def messages(call: Call, body: MessagesBody) -> Answer:
     """Answer a conversation, in Anthropic's Messages API"""
     shape = MessageShape(call.record, body.calls, body.shows_thoughts)
 
-    def edited_request(chat: Chat, served: ServedModel, media: Sequence[Decoded]) -> ModelRequest:
+    def edited_request(chat: Chat, served: ServedModel, media: Media) -> ModelRequest:
         draft, edits = edited(body.context_management, Draft(chat, served, media))
         shape.edits = edits if body.context_management else None
         return chat_request(draft.chat, served, draft.media, draft.prompt if edits else None)
@@ -285,7 +285,7 @@ async def count_tokens(call: Call, body: ConversationBody) -> Response:
     The number is that of the prompt that `/v1/messages` would compute.
     """
 
-    def counted(chat: Chat, served: ServedModel, media: Sequence[Decoded]) -> CountedTokens:
+    def counted(chat: Chat, served: ServedModel, media: Media) -> CountedTokens:
         original = Draft(chat, served, media)
         draft, _ = edited(body.context_management, original)
         n_tokens = len(draft.prompt[0])
@@ -293,5 +293,5 @@ async def count_tokens(call: Call, body: ConversationBody) -> Response:
             return {"input_tokens": n_tokens}
         return {"input_tokens": n_tokens, "context_management": {"original_input_tokens": original.n_tokens}}
 
-    await call.loaded(body.model)
+    await call.loaded()
     return await computed_response(call, await of_chat(call, body.chat, counted))

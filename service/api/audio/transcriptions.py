@@ -1,11 +1,11 @@
 """`POST /v1/audio/transcriptions` and `/v1/audio/translations`: a recording to text."""
 
-from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar, Literal
 
 import orjson
 from pydantic import Field
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, Response
 
 from model.chat.media import TRANSCRIBE
 from model.chat.reasoning import PARTS
@@ -14,11 +14,12 @@ from service.access.record import Policy
 from service.api.answering import answered
 from service.api.audio.answer_types import Transcript
 from service.api.audio.shape import TranscriptShape
-from service.api.call import Answer, Call, Written
-from service.api.forms import post_form
+from service.api.call import Answer, Call
+from service.api.forms import form_parser
 from service.api.lanes import SMALL_BYTES
-from service.api.media import Decoded, expanded, heard, restorable
+from service.api.media import Media, PlacedRecording, expanded, heard
 from service.api.prompt import Chat, chat_request
+from service.api.routes import post
 from service.errors.errors import InvalidRequest
 from service.generation.request import ModelRequest
 from service.generation.served import ServedModel
@@ -81,13 +82,14 @@ async def made_request(call: Call, body: TranscriptionBody | TranslationBody, sh
     check_hears(served, body.task)
     source = of_bytes(body.file, "file")
     call.hold(max(0, call.record.body_bytes - SMALL_BYTES))
-    media = await heard(state, [source], served.info, owner)
-    shape.seconds = media[0].audio.seconds
-    made = await call.on_lane(lambda: _request(body, served, media))
-    return restorable(made, state, [source], served.info, owner, media)
+    media = await Media.of(partial(heard, state, [source], served.info, owner))
+    (recording,) = media.items
+    assert isinstance(recording, PlacedRecording), "it was heard"
+    shape.seconds = recording.audio.seconds
+    return await call.on_lane(lambda: _request(body, served, media))
 
 
-def _request(body: TranscriptionBody | TranslationBody, served: ServedModel, media: Sequence[Decoded]) -> ModelRequest:
+def _request(body: TranscriptionBody | TranslationBody, served: ServedModel, media: Media) -> ModelRequest:
     parts = [{"type": "audio"}, {"type": "text", "text": INSTRUCTION}]
     options = Options(given(temperature=body.temperature or 0.0, seed=body.seed))
     messages = [{"role": "user", "content": INSTRUCTION, PARTS: parts}]
@@ -114,20 +116,21 @@ async def _answered(call: Call, body: TranscriptionBody | TranslationBody) -> An
     shape = TranscriptShape(about)
     await call.admitted(body.model_copy(update={"receipt": False}), shape)  # no program could verify a receipt
     response = await answered(call, made_request(call, body, shape), shape)
-    if isinstance(response, Written) or body.response_format != "text":
-        return response
-    return PlainTextResponse(orjson.loads(response.body)["text"] + "\n")
+    if isinstance(response, Response) and body.response_format == "text":
+        return PlainTextResponse(orjson.loads(response.body)["text"] + "\n")
+    return response
 
 
 POLICY = Policy(operation="chat")
 
 
-@post_form(
+@post(
     "/v1/audio/transcriptions",
     body=TranscriptionBody,
     request={"file": "@speech.mp3", "language": "en"},
     answer=Transcript,
     policy=POLICY,
+    form=form_parser,
     or_text=True,
 )
 async def transcriptions(call: Call, body: TranscriptionBody) -> Answer:
@@ -138,12 +141,13 @@ async def transcriptions(call: Call, body: TranscriptionBody) -> Answer:
     return await _answered(call, body)
 
 
-@post_form(
+@post(
     "/v1/audio/translations",
     body=TranslationBody,
     request={"file": "@speech.mp3"},
     answer=Transcript,
     policy=POLICY,
+    form=form_parser,
     or_text=True,
 )
 async def translations(call: Call, body: TranslationBody) -> Answer:

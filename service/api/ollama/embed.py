@@ -7,7 +7,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from service.access.record import Policy
-from service.api.answering import whole_response
+from service.api.answering import generated, whole_response
 from service.api.call import Call
 from service.api.embeddings import embeddings_request, unit_vector
 from service.api.ollama.answer_types import Embedded, EmbeddedOne
@@ -80,8 +80,8 @@ async def _embedded(call: Call, body: EmbedBody, write: Callable[[list[Any], Jso
     def written(parts: Sequence[Delta], usage: Usage, timings: Timings) -> Json:
         return answer([unit_vector(delta.embedding) for delta in parts], usage)
 
-    served = await call.admitted(body.model_copy(update={"model": target.name}))
-    generation = await call.submitted(await call.made(call.on_lane(lambda: body.request(served))))
+    served = await call.admitted(body)
+    generation = await generated(call, call.on_lane(lambda: body.request(served)))
     target.keep()
     return await whole_response(call, generation, written)
 

@@ -117,7 +117,7 @@ async def _answered(
 ) -> Answer:
     """Return the response to a request with a prompt."""
     target.note_ignored()
-    body = body.model_copy(update={"model": target.name, "stream": body.stream is not False})
+    body = body.model_copy(update={"stream": body.stream is not False})
     served = await call.admitted(body, shape)
     body.chosen.check_context(served)
     target.keep()

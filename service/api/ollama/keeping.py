@@ -12,15 +12,15 @@ TAG = ":latest"
 """The tag that Ollama's clients add to a name without one."""
 
 
-def found_model(call: Call, name: str | None) -> tuple[str | None, HostedModel]:
-    """Return the name as the server has it, and its model. Raises ModelNotFound."""
+def find_model(call: Call, name: str | None) -> HostedModel:
+    """Return the model of a name, and let the request have the name as the server has it. Raises ModelNotFound."""
     known = {known for model in call.state.models.allowed(call.record.key) for known in model.names}
-    bare = name if name is None or name in known else name.removesuffix(TAG)
-    return bare, call.hosted(bare)
+    call.name = name if name is None or name in known else name.removesuffix(TAG)
+    return call.model
 
 
 class NamedModel:
-    """The model of a request. `name` is the server's name of it, and `public` that in the answer.
+    """The model of a request. `public` is its name in the answer.
 
     Raises ModelNotFound.
     """
@@ -28,7 +28,7 @@ class NamedModel:
     def __init__(self, call: Call, body: KeepingBody) -> None:
         self._call = call
         self._keep_alive = body.keep_alive
-        self.name, model = found_model(call, body.model)
+        model = find_model(call, body.model)
         self.public = body.model or model.name
         self._on_demand = model.entry.on_demand
         self._keeps = body.keep_alive is not None and self._on_demand and may_load(call.record)
@@ -49,9 +49,9 @@ class NamedModel:
         call.generates_nothing()
         if self._on_demand and self._keep_alive is not None and check_keep_alive(self._keep_alive) == 0:
             check_right(call.record, "loads_models", "load models")
-            await call.state.models.unload(call.hosted(self.name), "request")
+            await call.state.models.unload(call.model, "request")
             return "unload"
         self.note_ignored()
-        await call.loaded(self.name)
+        await call.loaded()
         self.keep()
         return "load"

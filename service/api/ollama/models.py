@@ -20,7 +20,7 @@ from service.access.record import Policy
 from service.api.call import Call
 from service.api.lanes import LANES
 from service.api.ollama.answer_types import ApiVersion, ModelDetails, OllamaModel, OllamaModels, ShownModel
-from service.api.ollama.keeping import found_model
+from service.api.ollama.keeping import find_model
 from service.api.ollama.options import NAMES
 from service.api.ollama.shape import rfc3339
 from service.api.routes import get, json_response, post
@@ -135,11 +135,11 @@ async def show(call: Call, body: ShowBody) -> Response:
 
     The files of a model that is not loaded are read for it.
     """
-    name, model = found_model(call, body.model or body.name)
+    model = find_model(call, body.model or body.name)
     if model.admission.model is None and model.entry.on_demand:
         # one at a time: it takes memory
         return json_response(await call.state.work.run(lambda: _unloaded(model), LANES[-1] + 1))
-    served = model.admission.require(name)
+    served = model.admission.require(call.name)
     thinks, sees = served.reasoning is not None, "image" in served.media_roles
     return json_response(await in_thread(lambda: _info(model, served, _of_served(served), thinks=thinks, sees=sees)))
 

@@ -202,10 +202,10 @@ def _consistent(fields: Mapping[str, Any], said: Mapping[str, Any] = MappingProx
     return name, value
 
 
-def _default_format(call: Call, model: str | None) -> ReasoningFormat:
+def _default_format(call: Call) -> ReasoningFormat:
     """Return the format of thoughts for a request that does not say: its key's, or the model's."""
     own = call.record.key.entry.reasoning_format if call.record.key else None
-    return cast(ReasoningFormat, own or call.hosted(model).entry.settings.reasoning_format)
+    return cast(ReasoningFormat, own or call.model.entry.settings.reasoning_format)
 
 
 def _is_mistrals(call: Call, body: ChatBody) -> bool:
@@ -232,7 +232,7 @@ async def chat_completions(call: Call, body: ChatBody) -> Answer:
     Without a token limit the answer may fill the context.
     """
     mistrals = _is_mistrals(call, body)
-    body = body.model_copy(update={"reasoning_format": body.reasoning_format or _default_format(call, body.model)})
+    body = body.model_copy(update={"reasoning_format": body.reasoning_format or _default_format(call)})
     in_chunks = body.reasoning_format == "mistral"
     shape = ChatShape(
         body,

@@ -48,10 +48,9 @@ async def models(call: Call) -> Response:
 @get("/v1/models/{name:path}", answer=ModelCard, policy=POLICY)
 async def model(call: Call) -> Response:
     """Describe a model under one of its names, or a LoRA adapter"""
-    name = call.request.path_params["name"]
-    if not name:  # /v1/models/
+    if not call.name:  # /v1/models/
         raise HTTPException(404)
-    return json_response(card(call.hosted(name), name, _type(call)))
+    return json_response(card(call.model, call.name, _type(call)))
 
 
 class NamedModelBody(Body):
@@ -79,7 +78,7 @@ async def load(call: Call, body: LoadBody) -> Response:
 
     The answer comes once the model serves. `GET /v1/models/{name}` tells how far loading is.
     """
-    model = _managed(call, body.model)
+    model = _managed(call)
     before = model.idle_seconds  # holds if the load is refused
     if body.keep_alive is not None:
         model.idle_seconds = check_keep_alive(body.keep_alive)
@@ -97,7 +96,7 @@ async def unload(call: Call, body: NamedModelBody) -> Response:
 
     Its running requests end first. The next request that names it loads it again.
     """
-    model = _managed(call, body.model)
+    model = _managed(call)
     await call.state.models.unload(model, "request")
     return json_response(card(model, body.model, _type(call)))
 
@@ -110,10 +109,10 @@ def check_keep_alive(value: object) -> float | None:
         raise InvalidRequest(f"keep_alive {error}", param="keep_alive") from error
 
 
-def _managed(call: Call, name: str) -> HostedModel:
-    """Return the model of this name. Raises Forbidden without the right, InvalidRequest on a server with one model."""
+def _managed(call: Call) -> HostedModel:
+    """Return the request's model. Raises Forbidden without the right, InvalidRequest on a server with one model."""
     call.watch.allow()
-    model = call.hosted(name)
+    model = call.model
     check_right(call.record, "loads_models", "load models")
     if not model.entry.on_demand:
         message = "this server has one model, which stays loaded: start it with several models, or with --models"

@@ -68,7 +68,7 @@ async def engine_events(call: Call) -> None:
 
     Server-sent events named `engine`, of the model in the query. They have no text, no token ids and no names of keys.
     """
-    feed = call.hosted(call.request.query_params.get("model")).feed
+    feed = call.model.feed
     with feed.listening(call.record.tenant):
         call.open(feed.framing)
         async for frames in feed.frames(lambda: call.record.has_ended):  # the feed itself ends with the drain

@@ -10,7 +10,7 @@ from dataclasses import replace
 import orjson
 from starlette.responses import Response
 
-from service.api.answering import stream
+from service.api.answering import generated, stream
 from service.api.call import Answer, Call
 from service.api.responses.answer_types import ResponseError
 from service.api.responses.body import ResponsesBody
@@ -20,6 +20,7 @@ from service.api.responses.shape import ResponseShape
 from service.api.resuming import reading
 from service.api.run import Run
 from service.errors.errors import ApiError, Cancelled, StoreFull, Unavailable
+from service.generation.request import ModelRequest
 from service.http.sse import Json
 from service.state.store import Store
 from service.state.stored import Owner, Stored, new_id
@@ -64,7 +65,7 @@ class Background(Creation):
 
     async def answer(self) -> None:
         """Compute the response. If its model is not loaded, it is queued before that, and may still be refused."""
-        call, model = self.call, self.call.hosted(self.body.model)
+        call, model = self.call, self.call.model
         call.open(self.shape)
         waits = model.entry.on_demand and model.waits_for is not None
         if waits:
@@ -75,10 +76,13 @@ class Background(Creation):
                 call.release()
                 await self._queue()
         await call.admitted(self.body, self.shape)
-        generation = await call.submitted(replace(await call.made(self.made()), by_token=True))
+        generation = await generated(call, self.made())
         if not waits:
             await self._queue()
         await stream(call, generation, self.shape, self.save)
+
+    async def made(self) -> ModelRequest:
+        return replace(await super().made(), by_token=True)
 
     async def _queue(self) -> None:
         """Store the response with its input, and let its client have the first events."""

@@ -8,7 +8,7 @@ from functools import partial
 from starlette.responses import Response
 
 from service.access.record import Policy
-from service.api.answering import whole_response
+from service.api.answering import generated, whole_response
 from service.api.call import Call
 from service.api.prompt import Chat, of_chat
 from service.api.responses.answer_types import CompactedResponse
@@ -70,4 +70,4 @@ async def compact(call: Call, body: CompactBody) -> Response:
             "usage": usage_json(usage),
         }
 
-    return await whole_response(call, await call.submitted(await call.made(make())), write)
+    return await whole_response(call, await generated(call, make()), write)

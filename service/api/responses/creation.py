@@ -34,8 +34,7 @@ class Creation:
         self.body = body
         self.items: tuple[StoredItem, ...] = ()
         self._stores = self.store.enabled and body.store is not False
-        name = body.model or call.hosted(None).name
-        self.shape = ResponseShape(body, name, stored=self._stores, id=id or new_id("resp"))
+        self.shape = ResponseShape(body, call.name or call.model.name, stored=self._stores, id=id or new_id("resp"))
         if body.background and not self.store.enabled:
             message = "background must be false: the server stores nothing (--responses-store off)"
             raise InvalidRequest(message, param="background", code="store_off")

@@ -1,13 +1,11 @@
 """`POST /v1/responses`, and the number of tokens of its prompt."""
 
-from collections.abc import Sequence
-
 from starlette.responses import Response
 
 from service.access.record import Policy
 from service.api.answering import answered, computed_response
 from service.api.call import Answer, Call
-from service.api.media import Decoded
+from service.api.media import Media
 from service.api.prompt import Chat, encode_chat, of_chat
 from service.api.responses.answer_types import CountedInput, ResponseAnswer
 from service.api.responses.background import in_background
@@ -44,14 +42,14 @@ async def responses(call: Call, body: ResponsesBody) -> Answer:
 async def input_tokens(call: Call, body: TokensBody) -> Response:
     """Count the tokens of the prompt of a response"""
 
-    def counted(chat: Chat, served: ServedModel, media: Sequence[Decoded]) -> CountedInput:
+    def counted(chat: Chat, served: ServedModel, media: Media) -> CountedInput:
         if body.truncation == "auto":
             tokens = fitted(chat, served, media).submits[0].prompt
         else:
             tokens = encode_chat(chat, served, media)[0]
         return {"object": "response.input_tokens", "input_tokens": len(tokens)}
 
-    await call.loaded(body.model)
+    await call.loaded()
     history = await history_of(call, body)
     return await computed_response(
         call, await of_chat(call, lambda: body.chat(history.items(), history.resolved(body.input)), counted)

@@ -1,16 +1,15 @@
 """`truncation: "auto"`: the last messages of a conversation that is too long for the context."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from service.api.media import Decoded
+from service.api.media import Media
 from service.api.prompt import Chat, chat_request
 from service.errors.errors import ContextExceeded
 from service.generation.request import ModelRequest
 from service.generation.served import ServedModel
 
 
-def fitted(chat: Chat, served: ServedModel, media: Sequence[Decoded], *, least: int = 1) -> ModelRequest:
+def fitted(chat: Chat, served: ServedModel, media: Media, *, least: int = 1) -> ModelRequest:
     """Return the engine's request for as many of the last messages as fit the context, beside the first instructions.
 
     They begin with a message of the user. Raises ContextExceeded if the `least` last ones of the user, and what follows
@@ -35,8 +34,9 @@ def fitted(chat: Chat, served: ServedModel, media: Sequence[Decoded], *, least: 
         return found
 
 
-def _from(chat: Chat, first: int, media: Sequence[Decoded]) -> tuple[Chat, Sequence[Decoded]]:
+def _from(chat: Chat, first: int, media: Media) -> tuple[Chat, Media]:
     """Return the conversation from a message on, with the instructions before all others, and its images and audio."""
     n_system = next(at for at, message in enumerate(chat.messages) if message["role"] not in ("system", "developer"))
     cut = replace(chat, messages=[*chat.messages[:n_system], *chat.messages[first:]])
-    return cut, media[len(media) - len(cut.media) :]
+    n_items = len(media.items)
+    return cut, media.only(range(n_items - len(cut.media), n_items))

@@ -125,7 +125,7 @@ class LiveRequest:
     @property
     def begun(self) -> bool:
         """Return whether the engine computes a part of it, or did."""
-        return self.generation is not None and any(choice.admitted for choice in self.generation.choices)
+        return self.generation is not None and any(choice.admitted is not None for choice in self.generation.choices)
 
     def begin(self, generation: Generation) -> None:
         """Take the generation. If the request is cancelled already, so is the generation."""
@@ -256,7 +256,7 @@ def live_facts(live: LiveRequest, picture: Picture | None, same_id: int) -> Requ
     if generation is not None:
         facts["generated_tokens"] = sum(item["generated_tokens"] for item in choices)
         facts["held_tokens"] = sum(item["computed_tokens"] for item in choices)
-        facts["cached_tokens"] = generation.usage.cached if live.begun else None
+        facts["cached_tokens"] = generation.meter.usage.cached if live.begun else None
     place, reason = (None, live.waits_for) if first is None else (first["place"], first["reason"])
     start: Estimate | None = None if place is None else {"seconds": round(live.seconds_to_start(place), 3)}
     return facts | {"choices": choices, "place": place, "reason": reason, "start": start}
@@ -289,7 +289,7 @@ def recorded_facts(record: RequestRecord, state: State = "finished", same_id: in
 
 def _choice(choice: Choice, item: SequenceShape | None, place: int | None, unseen: State) -> ChoiceFacts:
     """Return the facts of a choice. Without `item` it is done (`unseen`), on its way, or waits for another engine."""
-    waits = choice.mailbox.waits or not choice.admitted
+    waits = choice.mailbox.waits or choice.admitted is None
     state: State = item.state if item is not None else "waiting" if waits else unseen
     return {
         "index": choice.index,
@@ -298,5 +298,5 @@ def _choice(choice: Choice, item: SequenceShape | None, place: int | None, unsee
         "place": place,
         "reason": None if item is None else item.reason,
         "computed_tokens": 0 if item is None else item.computed,
-        "generated_tokens": choice.n_generated if item is None else item.generated,
+        "generated_tokens": len(choice.sampled) if item is None else item.generated,
     }

@@ -8,6 +8,7 @@ import pytest
 from model.checkpoint.generation_config import GenerationDefaults
 from service.api.anthropic.context import Draft, edited
 from service.api.anthropic.messages import MessagesBody
+from service.api.media import NO_MEDIA
 from service.generation.served import ServedModel, longest_piece
 from tests.fakes import END, IntegerTokenizer, make_info
 from tests.service.live import FakeChat, Live, running
@@ -153,7 +154,7 @@ SERVED = ServedModel(("m",), TOKENIZER, ThinkingChat(), DEFAULTS, longest_piece(
 
 def result_of(told: Any, *edits: Any) -> Any:
     body = MessagesBody.model_validate(ask(told, *edits))
-    return edited(body.context_management, Draft(body.chat(), SERVED, ()))
+    return edited(body.context_management, Draft(body.chat(), SERVED, NO_MEDIA))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from model.media import MediaSpan
 from service.api.anthropic.context import Draft, edited
 from service.api.anthropic.messages import MessagesBody
 from service.api.lanes import SMALL_BYTES
-from service.api.media import spans_after
+from service.api.media import Media, spans_after
 from service.api.openai.chat import ChatBody
 from service.api.prompt import chat_request, check_roles
 from service.api.responses.routes import ResponsesBody
@@ -144,7 +144,7 @@ def prompt_of(body: ChatBody | ResponsesBody | MessagesBody, model: ServedModel,
     chat = body.chat()
     check_roles(chat, model)
     assert len(chat.media) == len(images)
-    return chat_request(chat, model, images).submits[0]
+    return chat_request(chat, model, Media(images, kept=range(len(images)))).submits[0]
 
 
 # Who shares what was decoded
@@ -311,10 +311,27 @@ def test_an_image_is_cleared_with_its_result() -> None:
     edits = [{"type": "clear_tool_uses_20250919", "trigger": one, "keep": one}]
     fields = {"messages": told, "max_tokens": 1, "context_management": {"edits": edits}}
     body = MessagesBody.model_validate(fields)
-    draft, applied = edited(body.context_management, Draft(body.chat(), served(CallingChat()), (A, B)))
-    assert draft.media == [B]
+    draft, applied = edited(
+        body.context_management, Draft(body.chat(), served(CallingChat()), Media((A, B), kept=(0, 1)))
+    )
+    assert draft.media.items == [B]
     assert [span.digest for span in draft.prompt[1]] == ["b"]
     assert applied[0]["cleared_input_tokens"] == len("seen: ") + A.rows * (A.columns + 1) - len("[cleared]")
+
+
+def test_the_images_that_stay_are_decoded_again() -> None:
+    """An image of the user stays, and that of a later result goes."""
+
+    async def again() -> Sequence[DecodedImage]:
+        return (B, A)
+
+    async def restored() -> bytes:
+        media = (await Media.of(again)).only((0,))
+        assert media.restore is not None
+        assert media.only(()).restore is None
+        return await media.restore()
+
+    assert asyncio.run(restored()) == B.inputs
 
 
 class ForgetfulChat(ImageChat):

@@ -23,7 +23,6 @@ from service.errors.errors import InvalidRequest
 from service.generation.served import ServedModel
 from service.generation.startup import marks_of
 from service.generation.text import TextStream
-from service.generation.thinking import ThinkingStream
 from service.settings import Settings
 from tests.fakes import END, END_THINK, THINK, IntegerTokenizer, make_info
 from tests.service.live import FakeChat, Live, refused, running
@@ -270,7 +269,7 @@ def test_a_prompt_may_open_or_close_the_thought(ends: str, text: str, phase: str
             return [*f"{messages[-1]['content']}{ends}".encode()]
 
     body = ChatBody.model_validate({"messages": [{"role": "user", "content": text}]})
-    reasoning = chat_request(body.chat(), served(Written()), ()).reasoning
+    reasoning = chat_request(body.chat(), served(Written())).reasoning
     assert reasoning is not None
     assert reasoning.phase == phase
 
@@ -291,13 +290,14 @@ def test_only_a_mark_at_the_beginning_opens_a_thought_that_is_continued(
     messages = [{"role": "user", "content": "u"}, {"role": "assistant", "content": content}]
 
     order = chat_request(
-        ChatBody.model_validate({"messages": messages, "continue_final_message": True}).chat(), served(), ()
+        ChatBody.model_validate({"messages": messages, "continue_final_message": True}).chat(), served()
     )
     assert order.reasoning is not None
-    stream = ThinkingStream(order.reasoning, TextStream(IntegerTokenizer()))
+    stream = TextStream(IntegerTokenizer(), reasoning=order.reasoning)
     for byte in said.encode():
         stream.push(byte)
-    assert (stream.take(final=True).text, stream.take_thought() or None) == expected
+    released = stream.take(final=True)
+    assert (released.text, released.thought or None) == expected
 
 
 @pytest.mark.parametrize(
@@ -322,10 +322,10 @@ def test_marks_that_are_tokens_say_where_a_prompt_ends(ids: list[int], continues
     messages = [*USER, {"role": "assistant", "content": "[THINK] is [THINK]"}] if continues else USER
     model = replace(served(Written(), style="tokens"), tokenizer=MarkTokenizer())
     body = {"messages": messages, "continue_final_message": continues}
-    order = chat_request(ChatBody.model_validate(body).chat(), model, ())
+    order = chat_request(ChatBody.model_validate(body).chat(), model)
     assert order.reasoning is not None
     assert order.reasoning.phase == phase
-    budgeted = chat_request(ChatBody.model_validate(body | {"thinking_token_budget": 3}).chat(), model, ())
+    budgeted = chat_request(ChatBody.model_validate(body | {"thinking_token_budget": 3}).chat(), model)
     thinking = Thinking.from_json(budgeted.params.grammar or "")
     assert thinking is not None
     assert (thinking.phase, thinking.budget) == ("answer" if phase == "after" else phase, 3)
@@ -464,13 +464,13 @@ class Graded(ThinkingChat):
 
 def chat_order(model: ServedModel, **fields: Any) -> Thinking | None:
     """The grammar of a thought that a chat request makes."""
-    order = chat_request(ChatBody.model_validate({"messages": USER, **fields}).chat(), model, ())
+    order = chat_request(ChatBody.model_validate({"messages": USER, **fields}).chat(), model)
     return Thinking.from_json(order.params.grammar or "")
 
 
 def messages_order(model: ServedModel, **fields: Any) -> Thinking | None:
     body = MessagesBody.model_validate({"messages": USER, "max_tokens": 500, **fields})
-    return Thinking.from_json(chat_request(body.chat(), model, ()).params.grammar or "")
+    return Thinking.from_json(chat_request(body.chat(), model).params.grammar or "")
 
 
 def budget(thinking: Thinking | None) -> int | None:
@@ -543,7 +543,7 @@ def test_the_model_gets_the_nearest_effort_that_it_knows(effort: str, used: str)
     responses = ResponsesBody.model_validate({"input": "a", "reasoning": {"effort": effort}})
     for body in (responses, ChatBody.model_validate({"messages": USER, "reasoning_effort": effort})):
         chat = Graded()
-        chat_request(body.chat(), served(chat), ())
+        chat_request(body.chat(), served(chat))
         assert chat.seen == {"reasoning_effort": used}
 
 

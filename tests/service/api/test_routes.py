@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from model.sampling_params import SamplingParams
 from service.access.record import Policies, Policy
-from service.api.answering import whole_response
+from service.api.answering import generated, whole_response
 from service.api.call import Call
 from service.api.routes import Route, get, json_response, post
 from service.app import ROUTES
@@ -47,7 +47,11 @@ def declared(**policy: Any) -> Route:
         It generates three tokens.
         """
         await call.admitted(body)
-        generation = await call.submitted(ModelRequest((Submit(0, [1, 2], SamplingParams(max_tokens=3)),)))
+
+        async def made() -> ModelRequest:
+            return ModelRequest((Submit(0, [1, 2], SamplingParams(max_tokens=3)),))
+
+        generation = await generated(call, made())
         return await whole_response(call, generation, lambda parts, usage, timings: {"generated": 3})
 
     return echo

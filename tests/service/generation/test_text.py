@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from model.chat.reasoning import STYLES
 from service.generation.text import TextStream
-from service.generation.thinking import CountingStream, Reasoning, ThinkingStream
+from service.generation.thinking import Reasoning
 from tests.fakes import IntegerTokenizer
 
 
@@ -144,21 +144,20 @@ TAGS, TOKENS = STYLES["tags"], STYLES["tokens"]
 
 def read(
     tokenizer: PieceTokenizer, tokens: list[int], reasoning: Reasoning, every: int = 1, stops: tuple[str, ...] = ()
-) -> tuple[str, str, ThinkingStream]:
+) -> tuple[str, str, TextStream]:
     """The thought and the text, taken after every few tokens."""
-    text = TextStream(tokenizer, stops)
-    stream, thoughts, answers, starts = ThinkingStream(reasoning, text), "", "", 0
+    stream, thoughts, answers, starts = TextStream(tokenizer, stops, reasoning=reasoning), "", "", 0
     for number, token in enumerate(tokens, 1):
         ended = stream.push(token)
         if ended or number % every == 0:
             released = stream.take(final=ended)
             answers, starts = answers + released.text, starts + len(released.starts)
-            thoughts += stream.take_thought()
+            thoughts += released.thought
         if ended:
             return thoughts, answers, stream
     released = stream.take(final=True)
     assert starts + len(released.starts) == len(tokens), "every token has its place in the text"
-    return thoughts + stream.take_thought(), answers + released.text, stream
+    return thoughts + released.thought, answers + released.text, stream
 
 
 WORDS = st.text(alphabet="a é🙂<>/think\n.", max_size=12)
@@ -223,9 +222,10 @@ def test_an_answer_has_one_thought_and_it_comes_first(every: int) -> None:
 def test_a_thought_in_the_text_is_counted() -> None:
     tokenizer = PieceTokenizer([b"<think>", b"one", b"</think>", b"two"])
     reasoning = Reasoning.of(TAGS, "before", tokenizer, apart=False)
-    stream = CountingStream(reasoning, TextStream(tokenizer), tokenizer)
+    stream = TextStream(tokenizer, reasoning=reasoning)
     assert not any(stream.push(token) for token in range(4))
-    assert (stream.take(final=True).text, stream.take_thought()) == ("<think>one</think>two", "")
+    released = stream.take(final=True)
+    assert (released.text, released.thought) == ("<think>one</think>two", "")
     assert stream.n_thought == 3
 
 

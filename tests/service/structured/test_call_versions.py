@@ -140,7 +140,7 @@ def test_a_request_from_another_server_is_ordered(version: Version) -> None:
     body = ChatBody.model_validate({"messages": messages, "tools": TOOLS, "tool_choice": "required", "max_tokens": 9})
     end, info = version.tokenizer.eos_id or 0, replace(make_info(max_model_len=4096), vocab_size=40_000)
     served = ServedModel(("m",), version.tokenizer, version.chat, GenerationDefaults((end,), {}), 50, info)
-    order = chat_request(body.chat(), served, ())
+    order = chat_request(body.chat(), served)
     short = re.findall("[a-zA-Z0-9]{9}", STYLES["mistral"].with_ids(messages)[2]["tool_call_id"])
     called["id"] = messages[2]["tool_call_id"] = short[0]
     messages[1]["content"] = ""

@@ -1,12 +1,13 @@
-"""Updates of a mailbox: joined while nobody reads, and split into tokens."""
+"""Updates of a sequence: joined while nobody reads, and split into tokens."""
 
 from functools import reduce
 
 import pytest
 
 from model.batch import TokenLogprob
-from service.engine.mailbox import merge, split
+from service.engine.mailbox import merge
 from service.engine.messages import Admitted, PrefixMiss, Update
+from service.generation.choice import split
 
 SCORES = tuple(TokenLogprob(token, -0.5, ()) for token in (7, 8, 9))
 WHOLE = [
