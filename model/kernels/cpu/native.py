@@ -154,5 +154,5 @@ def check_numbers(name: str) -> None:
         if found != expected:
             raise NoriaError(
                 f"{group} of the compiled kernels are {found} in C and {dict(expected)} in Python; "
-                "correct model/kernels/cpu/records.py"
+                "correct what model/kernels/cpu/records.py has or imports"
             )
