@@ -174,11 +174,17 @@ def _with_faults(
 
 
 def _as_sampled(output: StepOutput, started: Started) -> StepOutput:
-    """Return the output of a step that was computed again with its first tokens: the next step has used them."""
+    """Return the output of a step that was computed again, with its first tokens: the next step has used them.
+
+    A slice with a draft has those of the second computation.
+    """
     tokens = chain.from_iterable(some.tokens.tolist() for some in started.sampled)
     own = [tuple(islice(tokens, len(views))) for views in started.views]
-    pairs = zip(output.slices, own, strict=True)
-    return StepOutput(tuple(found._replace(tokens=ids) if found.tokens else found for found, ids in pairs))
+    slices = (
+        found._replace(tokens=ids) if len(found.tokens) == len(ids) == 1 else found
+        for found, ids in zip(output.slices, own, strict=True)
+    )
+    return StepOutput(tuple(slices))
 
 
 def _finite(output: SliceOutput) -> bool:
