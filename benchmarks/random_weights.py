@@ -19,10 +19,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from benchmarks.gpu.shapes import SMALL_4
-from model.checkpoint.config import EXPERTS
 from model.checkpoint.configs.latent import KEYS
-from model.checkpoint.configs.params import EXPERT_GROUPS
-from model.checkpoint.configs.params import EXPERTS as OWN
+from model.checkpoint.configs.params import EXPERT_GROUPS, EXPERTS
 from model.checkpoint.open import Checkpoint
 from model.checkpoint.stored import Stored
 from model.config.audio import AudioConfig
@@ -100,9 +98,7 @@ def _params(config: ModelConfig) -> dict[str, object]:
     if audio := config.audio:
         params["multimodal"] = {"whisper_model_args": _whisper(audio)}
     if config.n_experts:
-        params["moe"] = {key: getattr(config, EXPERTS[name]) for name, key in OWN.items()} | dict.fromkeys(
-            EXPERT_GROUPS, 1
-        )
+        params["moe"] = {key: getattr(config, name) for key, name in EXPERTS.items()} | dict.fromkeys(EXPERT_GROUPS, 1)
     return params
 
 

@@ -11,13 +11,14 @@ from typing import Any
 from model.checkpoint.configs.audio import hf_audio, read_audio
 from model.checkpoint.configs.fields import Fields, dtype_of, has_encoder, present_shards, repeated, tied_head
 from model.checkpoint.configs.latent import read_latent
+from model.checkpoint.configs.params import EXPERTS, native_encoders, native_text, unknown_params
 from model.checkpoint.configs.params import FILE as PARAMS
-from model.checkpoint.configs.params import native_encoders, native_text, unknown_params
 from model.checkpoint.configs.rope import RopeConfig, read_rope
 from model.checkpoint.configs.vision import OUTER_DEFAULTS as IMAGES
 from model.checkpoint.configs.vision import hf_vision, read_vision
 from model.checkpoint.families import WRAPPERS, Family, family_of
 from model.checkpoint.files import ShardFile, layout, read_json
+from model.checkpoint.gguf.config import EXPERTS as GGUF_EXPERTS
 from model.checkpoint.gguf.config import OWN
 from model.checkpoint.gguf.open import GgufModel, open_gguf
 from model.checkpoint.model_files import is_gguf
@@ -25,17 +26,6 @@ from model.config.model import ModelConfig
 from model.errors import ModelError, one_line, short
 
 FILE = "config.json"
-EXPERTS: Mapping[str, str] = {
-    "num_local_experts": "n_experts",
-    "n_routed_experts": "n_experts",
-    "num_experts_per_tok": "n_experts_per_token",
-    "moe_intermediate_size": "expert_hidden_dim",
-    "n_shared_experts": "n_shared_experts",
-    "first_k_dense_replace": "first_k_dense_replace",
-    "routed_scaling_factor": "routed_scale",
-    "moe_layer_freq": "route_every_n",
-}
-"""Keys of a sparse family, each with its field of ModelConfig."""
 
 
 def read_config(directory: Path, *, max_model_len: int | None = None) -> ModelConfig:
@@ -55,7 +45,7 @@ def read_config(directory: Path, *, max_model_len: int | None = None) -> ModelCo
 
 def gguf_config(model: GgufModel, max_model_len: int | None = None) -> ModelConfig:
     """Read the ModelConfig of a GGUF model. Raises ModelError as `read_config` does."""
-    text, encoder = Fields(model.config, model.index.paths[0].name, OWN), model.encoder
+    text, encoder = Fields(model.config, model.index.paths[0].name, {**OWN, **GGUF_EXPERTS}), model.encoder
     config = _checked(text.file, lambda: _text(family_of(text), text, (), max_model_len))
     return replace(config, vision=encoder.config) if encoder else config
 
@@ -95,7 +85,8 @@ def _checked(file: str, read: Callable[[], ModelConfig]) -> ModelConfig:
 
 def _native_config(raw: dict[str, Any], shards: tuple[ShardFile, ...]) -> ModelConfig:
     text, (vision, audio) = native_text(raw), native_encoders(raw, shards)
-    return _with_encoders(_text(family_of(text), text, shards), vision, audio)
+    family = replace(family_of(text), experts={key: name for key, name in EXPERTS.items() if key in text})
+    return _with_encoders(_text(family, text, shards), vision, audio)
 
 
 def _hf_config(whole: dict[str, Any], shards: tuple[ShardFile, ...], max_model_len: int | None) -> ModelConfig:
@@ -150,16 +141,13 @@ def _text(family: Family, raw: Fields, shards: tuple[ShardFile, ...], max_model_
         windows=windows,
         **_experts(raw, family, n_layers),
         tied_head=tied_head(shards, bool(raw.get("tie_word_embeddings", False))),
-        dtype=dtype_of(raw.get("dtype") or raw.get("torch_dtype"), shards),
+        dtype=dtype_of(raw.get("torch_dtype") if raw.get("dtype") is None else raw["dtype"], shards),
     )
 
 
 def _experts(raw: Fields, family: Family, n_layers: int) -> dict[str, Any]:
     """Return the fields of ModelConfig about experts; none if all layers are dense."""
-    if family.experts is None:
-        return {}
-    keys = [key for key in EXPERTS if key in family.experts or raw.get(key) is not None]
-    found = {EXPERTS[key]: raw.number(key) for key in keys}
+    found = {name: raw.number(key) for key, name in family.experts.items()}
     return found if found.get("first_k_dense_replace", 0) < n_layers else {}
 
 

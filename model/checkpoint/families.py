@@ -18,14 +18,14 @@ class Family:
 
     `head_dim` None is hidden_size / num_attention_heads, `n_kv_heads` None is num_attention_heads. `windows` says what
     the family has: none whatever the file says, one for all layers, or one for the layers that `layer_types` names.
-    `experts` are keys that a sparse family must have, None for others. `latent` families have latent attention.
-    `defaults` are values of other keys, `only` the values of keys which describe what Noria does.
+    `experts` are the keys of a sparse family, each with its field of ModelConfig. `latent` families have latent
+    attention. `defaults` are values of other keys, `only` the values of keys which describe what Noria does.
     """
 
     name: str
     rope_theta: float = 10_000.0
     sliding_window: int | None = None
-    experts: tuple[str, ...] | None = None
+    experts: Mapping[str, str] = field(default_factory=dict)
     head_dim: int | None = None
     n_kv_heads: int | None = 8
     rope_parameters: Mapping[str, Any] | None = None
@@ -56,14 +56,21 @@ FAMILIES: Mapping[str, Family] = {
         Family(
             "mixtral",
             rope_theta=1_000_000.0,
-            experts=("num_local_experts", "num_experts_per_tok"),
+            experts={"num_local_experts": "n_experts", "num_experts_per_tok": "n_experts_per_token"},
         ),
         Family(
             "mistral4",
             n_kv_heads=None,
             windows="none",
             latent=True,
-            experts=(),
+            experts={
+                "n_routed_experts": "n_experts",
+                "num_experts_per_tok": "n_experts_per_token",
+                "moe_intermediate_size": "expert_hidden_dim",
+                "n_shared_experts": "n_shared_experts",
+                "first_k_dense_replace": "first_k_dense_replace",
+                "routed_scaling_factor": "routed_scale",
+            },
             rope_parameters={
                 "rope_type": "yarn",
                 "rope_theta": 10_000.0,

@@ -98,9 +98,15 @@ class Link:
         return self._frames.popleft()
 
     def closed_there(self) -> bool:
-        """Return whether the process has closed its socket, as one that ends does first. Reads nothing."""
+        """Return whether the process has closed its socket, as one that ends does first, or this one has its own.
+
+        Reads nothing.
+        """
         poll = select.poll()
-        poll.register(self._sock, 0)
+        try:
+            poll.register(self._sock, 0)
+        except ValueError:  # it has no descriptor any more
+            return True
         return bool(poll.poll(0))
 
     def close(self) -> None:

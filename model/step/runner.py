@@ -22,6 +22,7 @@ from model.step.media import Encodings
 
 REPORTS = frozenset({"logprobs", "prompt_logprobs", "embed"})
 """Parameters whose results the runner adds to those of a slice."""
+UNLIKE = "the step was computed twice, and sampled two tokens"
 ALL_HIDDEN = "no token can be sampled: the limits of the request, with its grammar, hide all tokens"
 
 
@@ -174,15 +175,15 @@ def _with_faults(
 
 
 def _as_sampled(output: StepOutput, started: Started) -> StepOutput:
-    """Return the output of a step that was computed again, with its first tokens: the next step has used them.
+    """Return the output of a step that was computed again. A slice with another token than at first has a fault.
 
-    A slice with a draft has those of the second computation.
+    The next step has used the first token. A slice with a draft is not compared.
     """
     tokens = chain.from_iterable(some.tokens.tolist() for some in started.sampled)
-    own = [tuple(islice(tokens, len(views))) for views in started.views]
+    first = [tuple(islice(tokens, len(views))) for views in started.views]
     slices = (
-        found._replace(tokens=ids) if len(found.tokens) == len(ids) == 1 else found
-        for found, ids in zip(output.slices, own, strict=True)
+        SliceOutput(fault=UNLIKE) if len(ids) == 1 and found.tokens not in ((), ids) else found
+        for found, ids in zip(output.slices, first, strict=True)
     )
     return StepOutput(tuple(slices))
 

@@ -32,7 +32,6 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
     "scale_embedding": (False,),
 }
 """Fields that may only have these values."""
-"""The same for fields beside `audio_config`."""
 HF_ALIASES: Mapping[str, str] = {
     "d_model": "hidden_size",
     "encoder_layers": "num_hidden_layers",

@@ -12,8 +12,10 @@ from model.errors import ModelError, short
 from model.ranges import is_number
 
 MAX_LAYERS = 10_000
-_COMPUTING = re.compile(r"(attention|rope|expert).*|.*(scale|scaling|softcap).*")
-"""Keys that, by their names, may change the computation."""
+_COMPUTING = re.compile(
+    r"attention|attn|rope|rotary|expert|moe|scal(e|ing)|softcap|softmax|logit|norm|bias|hidden_act|window|layer_types|ssm"
+)
+"""Words in keys that may change the computation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ def check_keys(raw: object, known: Collection[str], where: str) -> Fields:
 def unknown_keys(keys: Iterable[str], known: Collection[str]) -> tuple[list[str], list[str]]:
     """Return the keys that are not known: those that may change the computation, and the others."""
     unknown = sorted(set(keys) - set(known))
-    computing = [key for key in unknown if _COMPUTING.fullmatch(key)]
+    computing = [key for key in unknown if _COMPUTING.search(key)]
     return computing, [key for key in unknown if key not in computing]
 
 
@@ -153,7 +155,7 @@ def tied_head(shards: Sequence[ShardFile], declared: bool) -> bool:
     return not any(is_head(name) for shard in shards for name in shard.dtypes)
 
 
-def dtype_of(declared: str | None, shards: Sequence[ShardFile]) -> str:
+def dtype_of(declared: Any, shards: Sequence[ShardFile]) -> str:
     """Return the declared dtype, else that of the first weight.
 
     A directory without weights is taken for bfloat16, in which all of these families are published.
@@ -161,7 +163,7 @@ def dtype_of(declared: str | None, shards: Sequence[ShardFile]) -> str:
     if declared is None:
         first = _first_dtype(shards[0]) if shards else "BF16"
         declared = DTYPES.get(first, first)
-    dtype = declared.removeprefix("torch.")
+    dtype: str = declared.removeprefix("torch.") if isinstance(declared, str) else declared
     if dtype not in DTYPES.values():
         raise ModelError(f"the checkpoint's dtype is {short(dtype)}; Noria supports {', '.join(DTYPES.values())}")
     return dtype

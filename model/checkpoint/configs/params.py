@@ -32,15 +32,15 @@ OWN: Mapping[str, str] = {
 }
 """Hugging Face's keys, and those of params.json with the same values."""
 EXPERTS: Mapping[str, str] = {
-    "num_local_experts": "num_experts",
-    "num_experts_per_tok": "num_experts_per_tok",
-    "moe_intermediate_size": "expert_hidden_dim",
-    "n_shared_experts": "num_shared_experts",
-    "routed_scaling_factor": "routed_scale",
+    "num_experts": "n_experts",
+    "num_experts_per_tok": "n_experts_per_token",
+    "expert_hidden_dim": "expert_hidden_dim",
+    "num_shared_experts": "n_shared_experts",
+    "routed_scale": "routed_scale",
     "first_k_dense_replace": "first_k_dense_replace",
-    "moe_layer_freq": "route_every_n",
+    "route_every_n": "route_every_n",
 }
-"""The same for the keys of `moe`."""
+"""Keys of `moe`, each with its field of ModelConfig. Hugging Face's form has no names for some."""
 EXPERT_GROUPS = ("num_expert_groups", "num_expert_groups_per_tok")
 EXPERT_TRAINING = ("expert_parallel", "expert_model_parallel")
 """Keys of `moe` that say how the model was trained."""
@@ -72,20 +72,21 @@ def native_text(raw: Mapping[str, Any]) -> Fields:
     moe, rope = _experts(raw.get("moe")), _yarn(params)
     latent = any(raw.get(key) for key in LATENT)
     window, of_window = _window(params)
+    windowed = any(window) if isinstance(window, list) else window
     values = {
         **{key: raw.get(name) for key, name in OWN.items()},
         **moe,
         "model_type": "mistral4" if latent else "mixtral" if moe else "mistral",
         "tie_word_embeddings": bool(raw.get("tied_embeddings")),
         "sliding_window": window,
-        "rope_parameters": rope | _temperature(params),
+        "rope_theta": params.positive("rope_theta", 10_000.0 if windowed else 1_000_000.0),
+        "rope_parameters": rope,
+        "llama_4_scaling": _temperature(params),
         "max_position_embeddings": _max_position(params, rope),
     }
-    if latent and window:
+    if latent and windowed:
         raise ModelError(f"{FILE} has {of_window} {short(window)}; Noria supports latent attention without a window")
-    if raw.get("rope_theta") is None:
-        values["rope_theta"] = 10_000.0 if window else 1_000_000.0
-    return Fields(values, FILE, {**OWN, "sliding_window": of_window})
+    return Fields(values, FILE, {**OWN, "sliding_window": of_window, **{key: f"moe.{key}" for key in EXPERTS}})
 
 
 def native_encoders(raw: Mapping[str, Any], shards: Sequence[ShardFile]) -> tuple[Fields | None, Fields | None]:
@@ -140,12 +141,12 @@ def _window(raw: Fields) -> tuple[Any, str]:
 
 def _experts(raw: object) -> dict[str, Any]:
     """Return the fields of experts; none for a dense model. A key that is null is not set."""
-    known = (*EXPERTS.values(), *EXPERT_GROUPS, *EXPERT_TRAINING)
+    known = (*EXPERTS, *EXPERT_GROUPS, *EXPERT_TRAINING)
     moe = check_keys({} if raw is None else raw, known, f"moe in {FILE}")
     for key in EXPERT_GROUPS:
         if moe.get(key) not in (1, None):
             raise ModelError(f"params.json has moe.{key} {short(moe[key])}; Noria supports 1 group of experts")
-    found = {key: moe[name] for key, name in EXPERTS.items() if moe.get(name) is not None}
+    found = {key: moe[key] for key in EXPERTS if moe.get(key) is not None}
     if any(value is not None for value in moe.values.values()) and not moe.get("num_experts"):
         raise ModelError("params.json has moe without num_experts; Noria needs a number of at least 1")
     return found
@@ -165,8 +166,8 @@ def _yarn(params: Fields) -> dict[str, Any]:
     latent = any(params.get(key) for key in LATENT)
     return {
         "rope_type": "yarn",
-        "factor": yarn.number("factor"),
-        ORIGINAL: yarn.number(ORIGINAL),
+        "factor": yarn.positive("factor"),
+        ORIGINAL: yarn.positive(ORIGINAL),
         "beta_fast": yarn.positive("beta", 32.0),
         "beta_slow": yarn.positive("alpha", 1.0),
         "attention_factor": None if apply and not latent else 1.0,
@@ -178,7 +179,7 @@ def _temperature(params: Fields) -> dict[str, Any]:
     if params.get("llama_4_scaling") is None:
         return {}
     scaling = check_keys(params["llama_4_scaling"], (ORIGINAL, "beta"), f"llama_4_scaling in {FILE}")
-    return {"llama_4_scaling_beta": scaling.number("beta"), "llama_4_original": scaling.get(ORIGINAL)}
+    return {ORIGINAL: scaling.get(ORIGINAL), "beta": scaling.number("beta")}
 
 
 def _max_position(raw: Fields, rope: Mapping[str, Any]) -> int:

@@ -122,9 +122,10 @@ def _original(raw: Fields, parameters: Mapping[str, Any]) -> Any:
 
 
 def _temperature(raw: Fields, parameters: Mapping[str, Any]) -> QueryTemperature | None:
-    """Return None for a beta of 0, with which the factor is 1 everywhere."""
-    beta = parameters.get("llama_4_scaling_beta")
-    original = parameters.get("llama_4_original", _original(raw, parameters))  # params.json has one of its own
+    """Return None for a beta of 0, with which the factor is 1 everywhere. In params.json it has a length of its own."""
+    own = raw.object("llama_4_scaling")
+    original: Any = own.get("original_max_position_embeddings") if own else _original(raw, parameters)
+    beta = own.get("beta") if own else parameters.get("llama_4_scaling_beta")
     return None if beta is None or beta == 0 else QueryTemperature(original, beta)
 
 

@@ -13,6 +13,7 @@ from model.checkpoint.configs.fields import Fields, unknown_keys
 from model.checkpoint.gguf.rope import read_latent_rope, read_rope
 from model.errors import ModelError, short
 
+FILE = "the GGUF file"
 EMBEDDINGS = "tok_embeddings.weight"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 """Types of tokens."""
@@ -42,6 +43,12 @@ OWN: Mapping[str, str] = {
     "v_head_dim": "attention.value_length_mla",
 }
 """Hugging Face's keys, and those of the metadata with the same values."""
+EXPERTS: Mapping[str, str] = {
+    "n_shared_experts": "expert_shared_count",
+    "first_k_dense_replace": "leading_dense_block_count",
+    "routed_scaling_factor": "expert_weights_scale",
+}
+"""The same of experts, for errors."""
 _READ = (
     *(name for name in OWN.values() if name not in _LATENT),
     *("expert_feed_forward_length", "expert_count", "expert_used_count", "attention.key_length"),
@@ -102,7 +109,7 @@ def hf_config(
     """
     values = _values(metadata)
     own = {key: _one(values[name]) for key, name in OWN.items() if name in values}
-    raw = Fields(own, "the GGUF file", OWN)
+    raw = Fields(own, FILE, OWN)
     dim, n_heads, n_layers = raw.size("hidden_size"), raw.size("num_attention_heads"), raw.n_layers("num_hidden_layers")
     head_dim = None if "kv_lora_rank" in own else _head_dim(values, dim // n_heads)
     config = {
@@ -196,6 +203,11 @@ def unused_keys(name: str, metadata: Mapping[str, Any]) -> Iterator[str]:
         yield f"{name} has the key {short(key)}, which Noria does not use"
 
 
+def _size(values: Mapping[str, Any], name: str) -> int:
+    """Return a number of at least 1, or that of all layers. Raises KeyError for a missing field."""
+    return Fields({name: _one(values[name])}, FILE).size(name)
+
+
 def _one(value: Any) -> Any:
     """Return the number of a list with a number for each layer that are all the same, else the value itself."""
     value = value.tolist() if isinstance(value, np.ndarray) else value
@@ -207,12 +219,15 @@ def _experts(values: Mapping[str, Any]) -> dict[str, Any]:
     if not values.get("expert_count"):
         return {}
     hidden_dim = values.get("expert_feed_forward_length")
-    found = {"num_local_experts": values["expert_count"], "num_experts_per_tok": values["expert_used_count"]}
-    return found | ({"intermediate_size": hidden_dim} if hidden_dim else {})
+    found = {
+        "num_local_experts": _size(values, "expert_count"),
+        "num_experts_per_tok": _size(values, "expert_used_count"),
+    }
+    return found | ({"intermediate_size": _size(values, "expert_feed_forward_length")} if hidden_dim else {})
 
 
 def _head_dim(values: Mapping[str, Any], default: int) -> int:
-    head_dim: int = values.get("attention.key_length", default)
+    head_dim = _size(values, "attention.key_length") if "attention.key_length" in values else default
     if (length := values.get("attention.value_length", head_dim)) != head_dim:
         raise ModelError(
             f"the GGUF file has {short(length)} in attention.value_length, but {head_dim} in key_length; "
@@ -229,7 +244,8 @@ def _latent(values: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]
 
     The cache has one key of `key_length` and in it the latent; the lengths of the heads end with "_mla".
     """
-    rank, rope_dim, head_dim = own["kv_lora_rank"], values["rope.dimension_count"], values["attention.key_length_mla"]
+    names = "attention.kv_lora_rank", "rope.dimension_count", "attention.key_length_mla"
+    rank, rope_dim, head_dim = (_size(values, name) for name in names)
     if head_dim <= rope_dim:
         raise ModelError(
             f"the GGUF file has {head_dim} in attention.key_length_mla, expected more than the {rope_dim} in "
@@ -254,9 +270,9 @@ def _latent(values: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]
         "q_lora_rank": own.get("q_lora_rank"),
         "qk_rope_head_dim": rope_dim,
         "qk_nope_head_dim": head_dim - rope_dim,
-        "n_routed_experts": values["expert_count"],
-        "num_experts_per_tok": values["expert_used_count"],
-        "moe_intermediate_size": values["expert_feed_forward_length"],
+        "n_routed_experts": _size(values, "expert_count"),
+        "num_experts_per_tok": _size(values, "expert_used_count"),
+        "moe_intermediate_size": _size(values, "expert_feed_forward_length"),
         "n_shared_experts": values.get("expert_shared_count", 0),
         "first_k_dense_replace": values.get("leading_dense_block_count", 0),
         "routed_scaling_factor": values.get("expert_weights_scale") or 1.0,

@@ -231,7 +231,7 @@ class Kernels:
         errors: list[BaseException] = []
         if join is not None:
             function = _JOIN(partial(self._join, join, errors))
-            step.join = ctypes.cast(function, _pointer)
+            step.join = _pointer.from_buffer(function).value  # a cast would make a cycle that holds the rows of `join`
         with self._lock:
             status = self._call_with_scratch("step", ctypes.byref(network), ctypes.byref(step))
         if status == NOT_JOINED:

@@ -166,9 +166,10 @@ class PrefixStore:
 
     def _list_once(self) -> None:
         if (changed := self._files.changed()) != self._seen:
+            known = {*self._names} - self._waiting  # a file may be written while the directory is read
             before, self._listed = self._listed, self._files.names()
             self._names |= self._listed - before
-            self._names &= self._listed | self._waiting  # what was written and removed since is in no list
+            self._names -= known - self._listed  # also what was written and removed between two lists
             self._seen = changed if time.time_ns() - changed > CLOCK_NS else -1
 
     def _fill(self, reading: PageRead) -> None:

@@ -264,6 +264,26 @@ def test_a_page_that_was_written_and_removed_between_two_lists_is_written_again(
     assert paths(tmp_path)
 
 
+def test_a_page_that_is_written_while_the_directory_is_read_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page_files = files(tmp_path)
+    store, _ = new_store(tmp_path, Pages(), page_files)
+    names = page_files.names
+
+    def read_slowly() -> set[str]:
+        found = names()
+        store.save(1, key(1))
+        store.finish(WAIT)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(page_files, "names", read_slowly)
+        patch.setattr(page_files, "changed", lambda: 7)
+        store._list_once()
+    assert store.has(0, key(1).name)
+
+
 def test_a_disk_that_hangs_stops_no_call_of_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the start, nor a question for a page, nor a page to write or to read waits for it."""
     monkeypatch.setattr(module, "FIRST_LIST_SECONDS", 0.01)

@@ -186,6 +186,8 @@ def test_native_defaults(tmp_path: Path) -> None:
     assert _native(tmp_path, sliding_window=5, rope_theta=7.0).rope_theta == 7.0
     assert _native(tmp_path, max_seq_len=99).max_position == 99
     assert _native(tmp_path, head_dim=16).head_dim == 16
+    assert _native(tmp_path, sliding_window=[None, None]).rope_theta == 1e6
+    assert _native(tmp_path, sliding_window=[None, 5]).rope_theta == 1e4
 
 
 def test_native_underscored_window_is_the_window(tmp_path: Path) -> None:
@@ -220,6 +222,13 @@ REFUSED_EXPERTS = [
         ),
         ({"yarn": {"some": 1}}, r"yarn in params.json has 'some' \(1\), which Noria does not know; it knows alpha"),
         ({"yarn": {"factor": 2}}, "yarn in params.json must have a finite number in original_max_position_embeddings"),
+        (
+            {"yarn": {"factor": 2, "original_max_position_embeddings": 0}},
+            "yarn in params.json must have a number above 0 in original_max_position_embeddings, it has 0",
+        ),
+        ({"moe": {"num_experts": "a"}}, "params.json must have a finite number in moe.num_experts, it has 'a'"),
+        ({"rope_theta": "abc"}, "params.json must have a finite number in rope_theta, it has 'abc'"),
+        ({"dtype": ""}, "the checkpoint's dtype is ''; Noria supports"),
         ({"yarn": {"apply_scale": 1}}, "apply_scale 1 in yarn; it must be true or false"),
         ({"yarn": 4}, "yarn in params.json must be an object, it is 4"),
         ({"llama_4_scaling": {"beta": 0.1}}, "original_max_position_embeddings of the query temperature"),
@@ -229,7 +238,7 @@ REFUSED_EXPERTS = [
         ({"multimodal": {"whisper_model_args": {"mood": 1}}}, r"whisper_model_args in params.json has 'mood' \(1\)"),
         ({"multimodal": "x"}, "params.json must have an object or null in multimodal, it has 'x'"),
         ({"head_dim": 0}, "params.json must have a whole number of at least 1 in head_dim, it has 0"),
-        ({"rope_theta": 0}, "rope_theta must be a number above 1, the checkpoint has 0"),
+        ({"rope_theta": 0}, "params.json must have a number above 0 in rope_theta, it has 0"),
         ({"sliding_window": []}, "sliding_window in params.json is an empty list; it must be a window, null"),
         ({"lora": {"rank": 4}}, r"params.json has lora \{'rank': 4\}, which needs LoRA adapters: Noria has none"),
         ({"activation": "gelu"}, "params.json has activation 'gelu'; Noria supports 'silu'"),
@@ -252,9 +261,20 @@ def test_an_unknown_key_is_refused_if_it_may_change_the_computation(tmp_path: Pa
     assert _native(tmp_path, colour=1, dropout=0.1) == _native(tmp_path)
     _native(tmp_path, colour=1, dropout=0.1)
     assert doubts(tmp_path) == tuple(f"params.json has the key {key!r}, which Noria does not use" for key in UNUSED)
-    for key in ("attention_sinks", "rope_twist", "expert_bias", "logit_scale", "final_softcapping"):
+    computing = ("attention_sinks", "rope_twist", "expert_bias", "logit_scale", "final_softcapping", "n_experts")
+    for key in (*computing, "no_rope_layers", "hidden_act", "mlp_bias", "use_qk_norm", "layer_types", "rotary_dim"):
         with pytest.raises(ModelError, match=f"params.json has '{key}' .*, which Noria does not know"):
             _native(tmp_path, **{key: 1})
+
+
+def test_a_family_has_its_own_keys_of_experts(tmp_path: Path) -> None:
+    """Mixtral's code in transformers reads no other keys."""
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    plain = _hf(tmp_path, model_type="mixtral", **experts)
+    others = {"n_shared_experts": 1, "routed_scaling_factor": 3.0, "n_routed_experts": 8, "first_k_dense_replace": 7}
+    assert _hf(tmp_path, model_type="mixtral", **experts, **others) == plain
+    with pytest.raises(ModelError, match=r"config\.json must have a finite number in num_local_experts, it has None"):
+        _hf(tmp_path, model_type="mixtral", **experts | {"num_local_experts": None})
 
 
 def test_the_query_temperature_may_have_a_length_of_its_own(tmp_path: Path) -> None:

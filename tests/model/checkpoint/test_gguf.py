@@ -87,6 +87,9 @@ def test_a_file_is_found_by_its_path_or_a_link(small: Path, monkeypatch: pytest.
             lambda w: w.add_uint32("llama.attention.q_lora_rank", 8),
             r"the key 'attention\.q_lora_rank', which Noria does not know; use the model's safetensors",
         ),
+        (lambda w: w.add_uint32("llama.attention.key_length", 0), r"at least 1 in attention\.key_length, it has 0"),
+        (lambda w: w.add_string("llama.attention.key_length", "x"), r"at least 1 in attention\.key_length, it has 'x'"),
+        (lambda w: w.add_string("llama.hidden_act", "gelu"), r"the key 'hidden_act', which Noria does not know"),
         (
             lambda w: w.add_array("llama.attention.head_count_kv", [2, 1]),
             r"a whole number of at least 1 in attention\.head_count_kv, it has \[2, 1\]",

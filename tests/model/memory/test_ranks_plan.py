@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from model import loading
-from model.checkpoint.config import EXPERTS as FIELDS
 from model.checkpoint.config import read_config
-from model.checkpoint.configs.params import EXPERTS as OWN
+from model.checkpoint.configs.params import EXPERTS as FIELDS
 from model.config.model import ModelConfig
 from model.kernels.cpu import native
 from model.linear.schemes import NAMES, SCHEMES, Scheme
@@ -114,7 +113,7 @@ def write(config: ModelConfig, directory: Path) -> None:
     raw = {name: getattr(config, name) for name in sizes}
     raw |= {"max_seq_len": config.max_position, "rope_theta": 1e4, "tied_embeddings": config.tied_head}
     if config.n_experts:
-        raw["moe"] = {key: getattr(config, FIELDS[name]) for name, key in OWN.items()}
+        raw["moe"] = {key: getattr(config, field) for key, field in FIELDS.items()}
     (directory / "params.json").write_text(json.dumps({**raw, "sliding_window": list(config.windows)}))
     assert replace(read_config(directory), family=config.family) == config
 

@@ -1,6 +1,8 @@
 """What computes a step in one call, its attention against the reference, and the other ranks of its layers."""
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -91,6 +93,28 @@ def test_a_thread_may_use_the_kernels_while_a_step_waits_for_ranks() -> None:
     assert torch.equal(half_of(waiting).whole(range(20)), expected)
     assert len(results) == 3  # embeddings, attention, feed-forward
     assert all(torch.equal(each, before) for each in results)
+
+
+def test_a_step_leaves_no_cycle_that_holds_its_rows() -> None:
+    """The collector is frozen in the engine, and runs seldom: cycles would hold the rows of many steps."""
+    alive: list[weakref.ref[Tensor]] = []
+    driver = half_of(lambda: None)
+    assert driver.model.group is not None
+    add = driver.model.group.sum
+
+    def watched(partial: Tensor) -> Tensor:
+        alive.append(weakref.ref(partial))
+        return add(partial)
+
+    driver.model.group.sum = watched  # type: ignore[method-assign]
+    gc.disable()
+    try:
+        for _ in range(3):
+            driver.whole(range(20))
+        assert len(alive) == 9
+        assert not any(ref() is not None for ref in alive)
+    finally:
+        gc.enable()
 
 
 def test_a_step_ends_with_the_error_of_a_rank_that_is_lost() -> None:
