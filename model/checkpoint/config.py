@@ -39,8 +39,8 @@ def read_config(directory: Path, *, max_model_len: int | None = None) -> ModelCo
     if is_gguf(directory):
         return gguf_config(open_gguf(directory), max_model_len)
     if layout(directory) == "native":
-        return _checked(PARAMS, lambda: _native_config(read_json(directory / PARAMS), present_shards(directory)))
-    return _checked(FILE, lambda: _hf_config(read_json(directory / FILE), present_shards(directory), max_model_len))
+        return _checked(PARAMS, lambda: _native_config(directory))
+    return _checked(FILE, lambda: _hf_config(directory, max_model_len))
 
 
 def gguf_config(model: GgufModel, max_model_len: int | None = None) -> ModelConfig:
@@ -83,17 +83,21 @@ def _checked(file: str, read: Callable[[], ModelConfig]) -> ModelConfig:
         raise ModelError(f"{file} has a value that no model can have: {one_line(error)}") from error
 
 
-def _native_config(raw: dict[str, Any], shards: tuple[ShardFile, ...]) -> ModelConfig:
-    text, (vision, audio) = native_text(raw), native_encoders(raw, shards)
+def _native_config(directory: Path) -> ModelConfig:
+    raw = read_json(directory / PARAMS)
+    text, shards = native_text(raw), present_shards(directory)
+    vision, audio = native_encoders(raw, shards)
     family = replace(family_of(text), experts={key: name for key, name in EXPERTS.items() if key in text})
     return _with_encoders(_text(family, text, shards), vision, audio)
 
 
-def _hf_config(whole: dict[str, Any], shards: tuple[ShardFile, ...], max_model_len: int | None) -> ModelConfig:
+def _hf_config(directory: Path, max_model_len: int | None) -> ModelConfig:
+    whole = read_json(directory / FILE)
     text, kind = Fields(text_config(whole), FILE), whole.get("model_type")
     family = family_of(text)
     if text.values is not whole and family.name == "mistral":  # transformers takes it for ministral where it is alone
         family = replace(family, windows="one")
+    shards = present_shards(directory)
     config = _text(family, replace(text, values={**family.defaults, **text.values}), shards, max_model_len)
     vision = kind in IMAGES and has_encoder(shards, whole.get("vision_config"))
     audio = kind == "voxtral" and has_encoder(shards, whole.get("audio_config"))
