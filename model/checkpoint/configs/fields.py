@@ -1,6 +1,5 @@
 """Checks of the fields of a configuration file, whatever its format."""
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +11,9 @@ from model.errors import ModelError, short
 from model.ranges import is_number
 
 MAX_LAYERS = 10_000
-_COMPUTING = re.compile(
-    r"attention|attn|rope|rotary|expert|moe|scal(e|ing)|softcap|softmax|logit|norm|bias|hidden_act|window|layer_types|ssm"
+_COMPUTING = (
+    *("attention", "attn", "rope", "rotary", "expert", "moe", "scale", "scaling", "softcap", "softmax", "logit"),
+    *("norm", "bias", "hidden_act", "window", "layer_types", "ssm"),
 )
 """Words in keys that may change the computation."""
 
@@ -118,7 +118,7 @@ def check_keys(raw: object, known: Collection[str], where: str) -> Fields:
 def unknown_keys(keys: Iterable[str], known: Collection[str]) -> tuple[list[str], list[str]]:
     """Return the keys that are not known: those that may change the computation, and the others."""
     unknown = sorted(set(keys) - set(known))
-    computing = [key for key in unknown if _COMPUTING.search(key)]
+    computing = [key for key in unknown if any(word in key for word in _COMPUTING)]
     return computing, [key for key in unknown if key not in computing]
 
 
