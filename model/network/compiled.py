@@ -101,13 +101,14 @@ class CompiledNetwork:
 
     def _input(self, slices: Sequence[Slice]) -> "tuple[Tensor, array[int] | None]":
         """Return x [T, dim], and the tokens that the kernels look up there; None if x has the layers' input already."""
-        model, tokens = self._model, _tokens(slices)
-        x = model.receive(len(tokens))
-        if x is None and model.splits_layers:
-            x = model.look_up(torch.frombuffer(tokens, dtype=torch.int64)).float()
+        model, n_rows = self._model, sum([item.stop - item.start for item in slices])
+        x = model.receive(n_rows)
         if x is not None:
             return x, None
-        return torch.empty(len(tokens), model.config.dim, dtype=torch.float32, device="cpu"), tokens
+        tokens = _tokens(slices)
+        if model.splits_layers:
+            return model.look_up(torch.frombuffer(tokens, dtype=torch.int64)).float(), None
+        return torch.empty(n_rows, model.config.dim, dtype=torch.float32, device="cpu"), tokens
 
     def _record(self, pools: PagePools, tables: RopeTables) -> Any:
         model, config = self._model, self._model.config

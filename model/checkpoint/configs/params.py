@@ -69,8 +69,8 @@ def native_text(raw: Mapping[str, Any]) -> Fields:
     """Return the fields of the text model. Raises ModelError for what Noria does not have."""
     params = Fields(raw, FILE)
     _check(params)
-    moe, rope = _experts(raw.get("moe")), _yarn(params)
-    latent = any(raw.get(key) for key in LATENT)
+    moe, latent = _experts(raw.get("moe")), any(raw.get(key) for key in LATENT)
+    rope = _yarn(params, latent=latent)
     window, of_window = _window(params)
     windowed = any(window) if isinstance(window, list) else window
     values = {
@@ -152,7 +152,7 @@ def _experts(raw: object) -> dict[str, Any]:
     return found
 
 
-def _yarn(params: Fields) -> dict[str, Any]:
+def _yarn(params: Fields, *, latent: bool) -> dict[str, Any]:
     """Return YaRN: `beta` is the fast end of the ramp, `alpha` the slow one; `apply_scale` false leaves q and k alone.
 
     `apply_scale` of latent attention is of whole scores, as in vLLM, not of the rotating channels alone.
@@ -163,7 +163,6 @@ def _yarn(params: Fields) -> dict[str, Any]:
     apply = yarn.get("apply_scale", True)
     if not isinstance(apply, bool):
         raise ModelError(f"params.json has apply_scale {short(apply)} in yarn; it must be true or false")
-    latent = any(params.get(key) for key in LATENT)
     return {
         "rope_type": "yarn",
         "factor": yarn.positive("factor"),

@@ -1,6 +1,5 @@
 """RoPE in Hugging Face's form: `rope_theta` and `rope_scaling` (published), or `rope_parameters` (transformers 5)."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,14 +39,14 @@ def read_rope(
     parameters = {**raw.object("rope_scaling"), **raw.object("rope_parameters")}
     served = max_model_len or max_position
     if not any(isinstance(value, dict) for value in parameters.values()):
-        return _read(raw, parameters, default_theta, head_dim, max_position, served)
+        return _read(raw, Fields(parameters, raw.file), default_theta, head_dim, max_position, served)
     if unknown := [key for key in parameters if key not in _LAYER_TYPES]:
         raise ModelError(
             f"{raw.file} has RoPE parameters for {short(unknown[0])} beside those of a layer type; "
             f"Noria supports {', '.join(_LAYER_TYPES)}"
         )
     found = {
-        kind: _read(raw, value, default_theta, head_dim, max_position, served)
+        kind: _read(raw, Fields(value, raw.file), default_theta, head_dim, max_position, served)
         for kind, value in parameters.items()
         if value is not None
     }
@@ -69,7 +68,7 @@ def _of_both(sliding: RopeConfig | None, full: RopeConfig | None) -> RopeConfig:
 
 def _read(
     raw: Fields,
-    parameters: Mapping[str, Any],
+    parameters: Fields,
     default_theta: float,
     head_dim: int,
     max_position: int,
@@ -103,7 +102,7 @@ def dynamic_theta(theta: float, factor: float, stretch: float, rope_dim: int) ->
     return theta * (factor * stretch - (factor - 1)) ** (rope_dim / (rope_dim - 2))
 
 
-def _rotated(raw: Fields, parameters: Mapping[str, Any], head_dim: int) -> int:
+def _rotated(raw: Fields, parameters: Fields, head_dim: int) -> int:
     """Return how many values of a head rotate."""
     partial = parameters.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
     if partial is None:
@@ -115,13 +114,13 @@ def _rotated(raw: Fields, parameters: Mapping[str, Any], head_dim: int) -> int:
     return int(head_dim * partial)
 
 
-def _original(raw: Fields, parameters: Mapping[str, Any]) -> Any:
+def _original(raw: Fields, parameters: Fields) -> Any:
     """Return the trained context. A value beside the parameters overrides theirs, as in transformers."""
     name = "original_max_position_embeddings"
     return raw.get(name) or parameters.get(name)
 
 
-def _temperature(raw: Fields, parameters: Mapping[str, Any]) -> QueryTemperature | None:
+def _temperature(raw: Fields, parameters: Fields) -> QueryTemperature | None:
     """Return None for a beta of 0, with which the factor is 1 everywhere. In params.json it has a length of its own."""
     own = raw.object("llama_4_scaling")
     original: Any = own.get("original_max_position_embeddings") if own else _original(raw, parameters)
@@ -129,18 +128,18 @@ def _temperature(raw: Fields, parameters: Mapping[str, Any]) -> QueryTemperature
     return None if beta is None or beta == 0 else QueryTemperature(original, beta)
 
 
-def _factor(parameters: Mapping[str, Any]) -> float:
+def _factor(parameters: Fields) -> float:
     factor = parameters.get("factor")
     if not isinstance(factor, int | float) or factor < 1:
-        raise ModelError(f"RoPE scaling must have a factor of at least 1, it has {short(factor)}")
+        raise ModelError(f"{parameters.file} must have a RoPE scaling factor of at least 1, it has {short(factor)}")
     return float(factor)
 
 
-def _linear(parameters: Mapping[str, Any], original: int) -> RopeScaling:
+def _linear(parameters: Fields, original: int) -> RopeScaling:
     return RopeScaling("linear", _factor(parameters))
 
 
-def _llama3(parameters: Mapping[str, Any], original: int) -> RopeScaling:
+def _llama3(parameters: Fields, original: int) -> RopeScaling:
     return RopeScaling(
         "llama3",
         _factor(parameters),
@@ -150,7 +149,7 @@ def _llama3(parameters: Mapping[str, Any], original: int) -> RopeScaling:
     )
 
 
-def _yarn(parameters: Mapping[str, Any], original: int) -> RopeScaling:
+def _yarn(parameters: Fields, original: int) -> RopeScaling:
     return RopeScaling(
         "yarn",
         _factor(parameters),
@@ -164,7 +163,7 @@ def _yarn(parameters: Mapping[str, Any], original: int) -> RopeScaling:
     )
 
 
-def _divisors(parameters: Mapping[str, Any], original: int) -> RopeScaling:
+def _divisors(parameters: Fields, original: int) -> RopeScaling:
     """Read divisors, which only the configuration of a GGUF file has, see gguf/rope.py."""
     return RopeScaling("divisors", 1.0, divisors=tuple(parameters["divisors"]))
 
