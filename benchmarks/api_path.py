@@ -82,6 +82,7 @@ def serve(profile: bool) -> None:
     from service.commands.server import create_server
     from service.engine.client import EngineClient
     from service.engine.supervision.process import EngineProcess
+    from service.engine.supervision.zygote import Zygote
     from service.hosting.entries import ModelEntry, read_entries
     from service.http.listening import listen
     from service.observe.metrics import Metrics
@@ -89,11 +90,13 @@ def serve(profile: bool) -> None:
 
     settings = Settings()
     with listen(settings.address[0], 0) as sock:
-        entries, metrics = read_entries(settings), Metrics()
+        entries, metrics, zygote = read_entries(settings), Metrics(), Zygote()
 
         def client_of(entry: ModelEntry) -> EngineClient:
             of_model = metrics.of_model(entry.name)
-            return EngineClient(lambda: EngineProcess("benchmarks.api_path:create"), on_report=of_model.observe_report)
+            return EngineClient(
+                lambda: EngineProcess("benchmarks.api_path:create", zygote), on_report=of_model.observe_report
+            )
 
         logs.configure("json", "info")
         print(sock.getsockname()[1], flush=True)

@@ -23,7 +23,6 @@ from model.checkpoint.resolve import EMBEDDED, default_name, resolve
 from service.http.listening import listen
 
 PATIENCE = 600.0
-SPARE_SECONDS = 8.0
 STATES = ("cold", "warm", "after unload", "loaded")
 
 
@@ -75,8 +74,7 @@ def drop_files(source: str) -> None:
 
 
 def seconds(http: httpx.Client, source: str) -> float:
-    """The time until the answer to a request for one token. The spare engine stands ready by then."""
-    time.sleep(SPARE_SECONDS)
+    """The time until the answer to a request for one token."""
     began = time.perf_counter()
     body = {"model": name(source), "prompt": "wheel", "max_tokens": 1}
     http.post("/v1/completions", json=body).raise_for_status()

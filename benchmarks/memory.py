@@ -45,6 +45,17 @@ def proportional(pid: int) -> tuple[float, float]:
     return whole, anonymous
 
 
+def weights_of(model: str) -> float:
+    """MB of a model's weights, as `noria plan` counts them."""
+    path = resolve(model)
+    return make_plan(path, RunnerOptions(str(path), device="cpu"), None).weights / MB
+
+
+def beside_weights(server: int, model: str = EMBEDDED) -> float:
+    """MB of all processes of a server with one model, beside its weights."""
+    return sum(proportional(pid)[0] for pid in descendants(server)) - weights_of(model)
+
+
 def table(server: int, title: str, weights: float) -> Table:
     """A row for each process of a server with so many MB of weights."""
     result = Table(title, "MB", "not of a file")
@@ -59,8 +70,6 @@ def table(server: int, title: str, weights: float) -> Table:
 
 
 def ours(model: str, n_models: int) -> Table:
-    path = resolve(model)
-    weights = make_plan(path, RunnerOptions(str(path), device="cpu"), None).weights / MB
     with TemporaryDirectory() as folder:
         file = Path(folder) / "models.toml"
         rows = (f'[[models]]\nname = "{number}"\nsource = {json.dumps(model)}\n' for number in range(n_models))
@@ -70,7 +79,7 @@ def ours(model: str, n_models: int) -> Table:
                 body = {"model": str(number), "prompt": "Once", "max_tokens": 1}
                 client.post("/v1/completions", json=body).raise_for_status()
             time.sleep(REST_SECONDS)
-            return table(process.pid, f"noria serve, {n_models} x {model}", n_models * weights)
+            return table(process.pid, f"noria serve, {n_models} x {model}", n_models * weights_of(model))
 
 
 def llama(binary: str, model: str) -> Table:

@@ -1,7 +1,7 @@
 """Time from the death of the engine until an answer: `python -m benchmarks.recovery [MODEL] [--busy 2]`.
 
-It kills the engine of its own server, with and without a spare engine, and waits between the kills until a spare has
-imported everything. `--busy` programs that only compute run beside it. It also prints the memory of both processes.
+It kills the engine of its own server again and again. `--busy` programs that only compute run beside it. It also prints
+the memory of the engine and of the zygote.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from model.machine.child import start_python
 from service.http.listening import listen
 
 REST_SECONDS = 10.0
-"""Time for the spare engine to start and to import, also on a busy machine."""
+"""Between two kills."""
 POLL_SECONDS = 0.005
 
 
@@ -68,7 +68,7 @@ def wait_ready(client: httpx.Client) -> None:
 
 
 def engines(server: int, name: str) -> list[int]:
-    """Process ids of the engines of a server: "noria-engine" serves, "noria-spare" waits."""
+    """Process ids of the children of a server with this name."""
     children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
     return [int(pid) for pid in children if Path(f"/proc/{pid}/comm").read_text().strip() == name]
 
@@ -99,19 +99,17 @@ def main() -> None:
     parser.add_argument("--busy", type=int, default=0, help="programs that compute beside the service")
     parser.add_argument("--runs", type=int, default=5)
     args = parser.parse_args()
-    console, table = Console(), Table("engine", "ready: median", "slowest", "first answer: median", "slowest")
-    for label, flag in (("new", "--no-spare-engine"), ("spare", "--spare-engine")):
-        with serving(args.model, flag) as (process, client), busy(args.busy):
-            times = []
-            for _ in range(args.runs):
-                time.sleep(REST_SECONDS)
-                times.append(recovery(process.pid, client))
+    console, table = Console(), Table("ready: median", "slowest", "first answer: median", "slowest")
+    with serving(args.model) as (process, client), busy(args.busy):
+        times = []
+        for _ in range(args.runs):
             time.sleep(REST_SECONDS)
-            for name in ("noria-engine", "noria-spare"):
-                for pid in engines(process.pid, name):
-                    console.print(f"{name}: {memory(pid)}")
-        columns = ((statistics.median(column), max(column)) for column in zip(*times, strict=True))
-        table.add_row(label, *(f"{seconds:.2f} s" for pair in columns for seconds in pair))
+            times.append(recovery(process.pid, client))
+        for name in ("noria-engine", "noria-zygote"):
+            for pid in engines(process.pid, name):
+                console.print(f"{name}: {memory(pid)}")
+    columns = ((statistics.median(column), max(column)) for column in zip(*times, strict=True))
+    table.add_row(*(f"{seconds:.2f} s" for pair in columns for seconds in pair))
     console.print(table)
 
 

@@ -3,9 +3,8 @@
 Each run starts a server of its own and asks it for one token twice: the first answer must be as fast as the second.
 The first run of each tree finds nothing compiled or cached and does not count. Milestones:
 
-- engine: the service has spawned the engine process
 - service: the service answers /live
-- engine loads: the engine has imported everything, and has the message to load the model
+- engine: the engine process is there, which has imported everything
 - other names: stages of the load, as the service logs them
 - ready: /ready answers 200
 
@@ -34,8 +33,8 @@ from model.checkpoint.resolve import EMBEDDED
 from service.http.listening import listen
 
 POLL_SECONDS = 0.002
-NAMES = {"python": "engine", "noria-engine": "engine loads"}
-"""What the system calls the engine process, and since when."""
+ENGINE = "noria-engine"
+"""What the system calls the engine process. Before the zygote, its load did."""
 
 Milestones = dict[str, float]
 """Milliseconds from the start of the command, by name."""
@@ -53,12 +52,13 @@ def _started(tree: Path, model: str, port: int) -> Iterator[subprocess.Popen[str
 
 
 def _watch_engine(server: int, note: threading.Event, found: Milestones, began: float) -> None:
-    """Note when the engine process gets each of its names, until it has the last one."""
+    """Note when there is an engine process."""
     children = Path(f"/proc/{server}/task/{server}/children")
-    while not note.is_set() and NAMES["noria-engine"] not in found:
-        with suppress(OSError, IndexError):  # no child yet
-            name = Path(f"/proc/{children.read_text().split()[0]}/comm").read_text().strip()
-            found.setdefault(NAMES.get(name, "engine"), 1000 * (time.time() - began))
+    while not note.is_set() and "engine" not in found:
+        with suppress(OSError):  # no child yet, or one that has ended
+            names = [Path(f"/proc/{child}/comm").read_text().strip() for child in children.read_text().split()]
+            if ENGINE in names:
+                found["engine"] = 1000 * (time.time() - began)
         time.sleep(POLL_SECONDS)
 
 

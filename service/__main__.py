@@ -1,6 +1,6 @@
 """`noria` and `python -m service`: the command line.
 
-`serve` starts the engine process before anything else is imported or read, because that process takes longest.
+`serve` starts the zygote before anything else is imported or read, because that process takes longest.
 """
 
 import os
@@ -9,15 +9,15 @@ import sys
 
 def main() -> None:
     try:
-        engine = None
+        zygote = None
         if _needs_engine():
-            from service.engine.supervision.process import try_to_launch
+            from service.engine.supervision.launch import try_to_launch
 
-            engine = try_to_launch()
+            zygote = try_to_launch()
         from service import cli
     except KeyboardInterrupt:  # Ctrl-C while Python imports
         raise SystemExit(130) from None
-    cli.main(engine)
+    cli.main(zygote)
 
 
 def _needs_engine() -> bool:

@@ -19,7 +19,7 @@ from service.hosting.entries import model_beside_file
 from service.settings import Settings
 
 if TYPE_CHECKING:
-    from service.engine.supervision.process import Launched
+    from service.engine.supervision.launch import Launched
 
 HELP = {"help_option_names": ["-h", "--help"]}
 """Settings of a command's context."""
@@ -73,10 +73,10 @@ def _check() -> NoReturn:
     )
 
 
-def build(arguments: list[str], engine: "Launched | None" = None) -> typer.Typer:
+def build(arguments: list[str], zygote: "Launched | None" = None) -> typer.Typer:
     """Build the application with its commands. `serve` gets no other command, because those import slow modules.
 
-    It uses `engine`, a process that is started already.
+    It uses `zygote`, a process that is started already.
     """
     # Without `rich_markup_mode`, help is complete at 80 columns: boxes would cut the names of flags and variables.
     app = typer.Typer(name="noria", context_settings=HELP, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -104,7 +104,7 @@ def build(arguments: list[str], engine: "Launched | None" = None) -> typer.Typer
         source = context.get_parameter_source("model")
         if settings.models is not None and source is not None and source.name != "DEFAULT":
             raise model_beside_file(settings.models)  # also for the default, which the settings do not tell from this
-        raise typer.Exit(run(settings, engine))
+        raise typer.Exit(run(settings, zygote))
 
     add(serve)
     if arguments[:1] != ["serve"]:
@@ -135,14 +135,14 @@ def _check_variables(group: Any) -> None:
         typer.echo(f"noria: {line}", err=True)
 
 
-def main(engine: "Launched | None" = None) -> None:
+def main(zygote: "Launched | None" = None) -> None:
     """Run a command. An error that a user can cause is one line on stderr; exit code 2 for the command line, else 1.
 
-    `engine` is a process that is started already, for `serve`.
+    `zygote` is a process that is started already, for `serve`.
     """
     arguments = sys.argv[1:] or ["--help"]
     try:
-        raise SystemExit(build(arguments, engine)(arguments, standalone_mode=False, prog_name="noria"))
+        raise SystemExit(build(arguments, zygote)(arguments, standalone_mode=False, prog_name="noria"))
     except typer.TyperException as error:
         told = refusal(error) if isinstance(error, typer.BadParameter) else error.format_message()
         _fail(f"{told} (noria --help lists the commands, noria COMMAND --help their flags)", 2)

@@ -104,11 +104,6 @@ class ModelSettings(RunnerOptions):
         least=1,
         group="Operation",
     )
-    spare_engine: bool = option(
-        True,
-        "Keep one more engine process ready, for all models. When an engine dies, it loads the model of that engine. "
-        "This saves a second or more, and needs about 150 MB.",
-    )
     on_engine_loss: str = option(
         "continue",
         "What a running stream does when its engine dies. continue: it goes on with the next engine, as all other "

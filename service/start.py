@@ -1,34 +1,32 @@
 """The start of engine processes, before the slow imports of the service."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from service.settings import Settings
 
 if TYPE_CHECKING:  # slow imports
     from service.engine.client import EngineClient
-    from service.engine.supervision.process import EngineProcess, Launched
-    from service.engine.supervision.spare import Spare
+    from service.engine.supervision.launch import Launched
+    from service.engine.supervision.process import EngineProcess
     from service.observe.model_metrics import ModelMetrics
 
 
 class Engines:
-    """The maker of clients of a server's engines; it configures the logs. Engines of as many ranks share a spare one.
-
-    `launched` is a process that imports already; the first engine gets it.
-    """
+    """The maker of clients of a server's engines, which one zygote forks; it configures the logs."""
 
     def __init__(self, settings: Settings, launched: "Launched | None" = None) -> None:
+        """Take a zygote that imports already, or start one. The thread that started it must outlive it."""
         from service import logs
+        from service.engine.supervision.launch import NETWORK
+        from service.engine.supervision.zygote import Zygote
 
         logs.configure(settings.log_format, settings.level())
-        self._launched = [] if launched is None else [launched]
         self._format = settings.log_format
-        self._spares: dict[int, Spare] = {}
+        self._zygote = Zygote(NETWORK, launched)
 
     def start(self, settings: Settings, measured: Callable[[], "ModelMetrics"]) -> "EngineClient":
-        """Return the client of an engine process that starts now. The thread that starts it must outlive it.
+        """Return the client of an engine process that starts now.
 
         An engine of several ranks starts once the model's configuration is known: each of them takes memory and time.
         Raises NoriaError if the machine cannot start a process.
@@ -50,7 +48,6 @@ class Engines:
             lambda: self._process(n_ranks),
             name=settings.names[0],
             step_timeout=settings.step_timeout,
-            spare=self._spare(n_ranks) if settings.spare_engine else None,
             continues=settings.on_engine_loss == "continue",
             on_report=lambda report: measured().observe_report(report),
             on_beat=lambda beat: measured().observe_beat(beat),
@@ -58,17 +55,13 @@ class Engines:
             on_continue=lambda: measured().observe_continued(),
         )
 
-    def _spare(self, n_ranks: int) -> "Spare":
-        from service.engine.supervision.spare import Spare
-
-        if n_ranks not in self._spares:
-            self._spares[n_ranks] = Spare(lambda: self._process(n_ranks))
-        return self._spares[n_ranks]
+    def close(self) -> None:
+        """End the zygote, once its engines have ended."""
+        self._zygote.close()
 
     def _process(self, n_ranks: int) -> "EngineProcess":
         from service import logs
-        from service.engine.supervision.process import NETWORK, EngineProcess, launch
+        from service.engine.supervision.process import EngineProcess
 
-        runner = f"model.ranks.start:starter:{n_ranks}" if n_ranks > 1 else f"{NETWORK}:create"
-        start = self._launched.pop if self._launched else partial(launch, NETWORK)
-        return EngineProcess(runner, (self._format, logs.level()), start)
+        runner = f"model.ranks.start:starter:{n_ranks}" if n_ranks > 1 else "model.loading:create"
+        return EngineProcess(runner, self._zygote, (self._format, logs.level()))

@@ -395,6 +395,10 @@ class EngineThread:
         self._thread.start()
         return ours
 
+    @property
+    def started(self) -> bool:
+        return self._wire is not None
+
     def stopped(self) -> bool:
         return False
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 ENGINE_MAY_USE = {"model.batch", "model.sampling_params", "model.token_counts", "model.config.model", "model.errors"}
 ENGINE_MAY_USE |= {"model.media", "model.ranges", "model.version", "model.config.vision", "model.config.latent"}
 ENGINE_MAY_USE |= {"service.logs"}  # the format of the log, standard library only
-ENGINE_MAY_USE |= {f"model.machine.{name}" for name in ("child", "frames", "owners", "records")}
+ENGINE_MAY_USE |= {f"model.machine.{name}" for name in ("child", "forking", "frames", "owners", "records")}
 MODEL_MAY_NEED = {"torch", "numpy", "safetensors", "sentencepiece", "tokenizers"}
 TRITON = [path for path in (ROOT / "model/kernels/cuda").rglob("*.py") if path.stem != "__init__"]
 """Kernels, which are imported where they are launched."""
@@ -31,7 +31,7 @@ MODEL_ROOMS = """
     machine; images, audio; kernels; checkpoint; linear; attention
     options; decide; memory
     tokenizers; chat; grammar
-    network; step; selftest; setup; prefixes; warming; loading; ranks
+    network; step; selftest; setup; prefixes; warming; loading; preloaded, ranks
 """
 SERVICE_ROOMS = """
     model_settings; settings; logs

@@ -11,11 +11,11 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("model", "service")
 COLUMNS = 120
 WORDS = """
-    abort add allocate answer append apply ask assign attend begin blend build call cancel capture change check
+    abort add adopt allocate answer append apply ask assign attend begin blend build call cancel capture change check
     choose close compare compile complete compute concatenate consume continue convert convolve copy count create
     cut decide declare decode decorate delete deliver dequantize describe divide do download drop embed encode end
-    estimate fail fetch fill find fit fold forget free freeze gather give go group hash hide hold import invert join
-    keep kill launch leave let limit list listen load lock log look make map measure merge move multiply name
+    estimate fail fetch fill find fit fold forget fork free freeze gather give go group hash hide hold import invert
+    join keep kill launch leave let limit list listen load lock log look make map measure merge move multiply name
     normalize note obey observe open pack pad pair parse pass place plan pool predict print publish push put
     quantize queue quote raise rank read receive record refuse release remember remove render repeat replace report
     request reserve resolve return rotate round run sample save say scale see select send serve set share shorten

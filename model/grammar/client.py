@@ -21,6 +21,7 @@ class GrammarProcess(HelperProcess):
             first,
             n_links=2 if follows else 1,
             environment={} if follows else ONE_ARENA,
+            own_session=not follows,
         )
 
     def ask(self, grammar: str) -> str:

@@ -147,4 +147,4 @@ def _masks(
 
 
 if __name__ == "__main__":
-    run(main, STACK_BYTES)
+    run(main, STACK_BYTES, "noria-grammar")

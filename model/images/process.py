@@ -42,4 +42,4 @@ def main(sock: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    run(main, STACK_BYTES)
+    run(main, STACK_BYTES, "noria-images")

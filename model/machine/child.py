@@ -65,9 +65,14 @@ def die_with_parent() -> None:
     dead when the thread that started the child ends.
     """
     parent = os.environ.pop(PARENT, None)
+    die_with(None if parent is None else int(parent))
+
+
+def die_with(parent: int | None) -> None:
+    """Ask Linux to kill this process when its parent dies, whose process id this is if it is known."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if parent is not None and os.getppid() != int(parent):  # it died before it could be watched
+        if parent is not None and os.getppid() != parent:  # it died before it could be watched
             os._exit(1)
 
 

@@ -142,14 +142,18 @@ class HelperProcess:
         *,
         n_links: int = 1,
         environment: Mapping[str, str] = MappingProxyType({}),
+        own_session: bool = True,
     ) -> None:
-        """Start it and wait until it is ready. Raises CannotStart."""
+        """Start it and wait until it is ready. Raises CannotStart.
+
+        Without `own_session` it stays in the process group of an engine. The service waits for what is left of that.
+        """
         self._does = does
         self._closed = False
         self._ending = threading.RLock()
         self._limited = True  # until it says that the system allows it as much memory as its own limits do
         try:
-            self._start(module, n_links, environment)
+            self._start(module, n_links, environment=environment, start_new_session=own_session)
         except OSError as error:
             log.warning("the process that %s cannot be started: %s", does, error)
             raise CannotStart("it cannot be started") from error
@@ -210,16 +214,15 @@ class HelperProcess:
         """Return whether the input that the process worked on may be why it exceeded its limits."""
         return True
 
-    def _start(self, module: str, n_links: int, environment: Mapping[str, str]) -> None:
+    def _start(self, module: str, n_links: int, **options: Any) -> None:
         with ExitStack() as ours, ExitStack() as theirs:
             pairs: list[tuple[socket.socket, socket.socket]] = []
             for _ in range(n_links):
                 pairs.append(socket.socketpair())
                 ours.enter_context(pairs[-1][0])
                 theirs.enter_context(pairs[-1][1])
-            self._process = start_python(
-                module, sockets=[second for _, second in pairs], environment=environment, stderr=subprocess.PIPE
-            )
+            sockets = [second for _, second in pairs]
+            self._process = start_python(module, sockets=sockets, stderr=subprocess.PIPE, **options)
             ours.pop_all()
         self.links = [Link(first, self._ticks) for first, _ in pairs]
 

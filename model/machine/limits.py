@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from model.machine.child import die_with_parent
+from model.machine.child import die_with_parent, name_process
 
 
 class Timer:
@@ -49,12 +49,13 @@ def limit_memory(n_bytes: int) -> bool:
     return allowed
 
 
-def run(main: Callable[..., None], stack_bytes: int) -> None:
+def run(main: Callable[..., None], stack_bytes: int, name: str) -> None:
     """Call `main` with the sockets that the command line names, on a thread with a stack of `stack_bytes`.
 
-    The process ends with its parent. It ends itself at any error: its parent reads on stderr what it was.
+    The process has this `name`, and ends with its parent. It ends itself at an error, which its parent reads on stderr.
     """
     die_with_parent()
+    name_process(name)
     os.set_blocking(sys.stderr.fileno(), False)  # the parent reads it only at the end
     threading.excepthook = _end
     sockets = [socket.socket(fileno=int(number)) for number in sys.argv[1:]]

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from model.checkpoint.resolve import ignore_progress
 from model.errors import NoriaError, OptionError
+from model.machine.child import name_process
 from model.options import RunnerOptions
 from model.ranks.links import BEAT_SECONDS, RankLink
 from model.ranks.meeting import join
@@ -27,6 +28,12 @@ END_SECONDS = 5.0
 """Time for rank 0 to end the group after an error here."""
 
 
+def run(world: World, options: Mapping[str, Any] | None) -> NoReturn:
+    """Run a rank and end this process. Threads of torch.distributed may hang in their end."""
+    name_process(f"noria-rank-{world.rank}")
+    os._exit(follow(world, options))
+
+
 def follow(world: World, options: Mapping[str, Any] | None) -> int:
     """Run a rank; returns its exit code. `options` are its own, or None if it takes all from rank 0."""
     try:
@@ -35,7 +42,7 @@ def follow(world: World, options: Mapping[str, Any] | None) -> int:
         complain(str(error))
         return Exit.REFUSED
     link = joined.links[0]
-    logging.basicConfig(level=logging.INFO, handlers=[ToRank0(link)])
+    logging.basicConfig(level=logging.INFO, handlers=[ToRank0(link)], force=True)  # instead of those of rank 0
     own = {name: value for name, value in (options or theirs).items() if name in ("model", "threads")}
     try:
         Follower(world, link, complains=options is not None).run(RunnerOptions(**{**theirs, **own}), joined.store)

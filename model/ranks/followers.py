@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from model.errors import ModelError
 from model.machine.child import LOADING_SILENCE_SECONDS, SILENCE_SECONDS, STOPPED_SECONDS, ending, is_stopped
+from model.machine.forking import ForkedProcess
 from model.ranks.links import RankLink, packed
 from model.ranks.troubles import TroubleKind, Troubles
 
@@ -23,7 +24,7 @@ EXIT_SECONDS = 1.0
 LOADING_END_SECONDS = 5.0
 """Time for rank 0 to notice that a rank is gone while it loads; then its process ends."""
 
-Processes = Mapping[int, "subprocess.Popen[bytes]"]
+Processes = Mapping[int, ForkedProcess]
 
 
 class Lost(ModelError):

@@ -145,7 +145,7 @@ def _greet(world: World, link: RankLink, secret: str, about: Mapping[str, Any] |
     """Return the options that rank 0 was started with. Raises OptionError if it refuses this rank."""
     mine = None if about is None else {**started_with(about), **versions()}
     link.send("hello", {"rank": world.rank, "secret": secret, "about": mine})
-    # Until all ranks are there. A rank without flags of its own is a child of rank 0, which may be a spare for long.
+    # Until all ranks are there. A rank without flags of its own is a child of rank 0, and waits as long as that lives.
     kind, body, _ = link.receive(None if about is None else max(left, HELLO_SECONDS))
     if kind == "refused":
         raise OptionError(body)

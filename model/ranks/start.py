@@ -1,19 +1,23 @@
 """Rank 0: it starts the other ranks of its host, meets them, and loads its part of the model while they load theirs."""
 
 import logging
-import subprocess
+import os
+import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
 from model import loading
 from model.checkpoint.files import Progress
 from model.errors import NoriaError, OptionError
-from model.machine.child import ending, start_python
+from model.machine import frames
+from model.machine.child import ending
 from model.machine.device import choose_device
+from model.machine.forking import fork
 from model.options import RunnerOptions
+from model.ranks.follow import run
 from model.ranks.followers import Followers, Lost
 from model.ranks.meeting import Host, Joined, difference
 from model.ranks.part import Identity, load_part
@@ -25,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 def starter(n_ranks: str) -> Callable[..., ParallelRunner]:
-    """Start the other ranks of this host now, so that they have imported PyTorch when `create` needs them.
+    """Fork the other ranks of this host now, while this process has one thread and has imported PyTorch.
 
     Returns `create`. Ranks that torchrun starts are not ours to start.
     """
@@ -37,18 +41,32 @@ class Local:
     """The ranks of this host as children of this process, which die with it. They wait for rank 0's options."""
 
     def __init__(self, world: World) -> None:
+        """Fork them, and then open the meeting, which starts threads. Raises OptionError if the system forbids it."""
+        pairs = {rank: socket.socketpair() for rank in range(1, world.size)}
+        try:
+            self.processes = {rank: fork(partial(_wait, theirs)) for rank, (_, theirs) in pairs.items()}
+        except OSError as error:
+            raise OptionError(f"the ranks cannot be started: {error.strerror}") from error
         self.host = Host(world)
-        self.processes = {rank: self._start(rank) for rank in range(1, world.size)}
-
-    def _start(self, rank: int) -> "subprocess.Popen[bytes]":
-        own = replace(self.host.world, rank=rank, local_rank=rank)
-        return start_python("model.ranks", environment=own.variables)
+        for rank, (ours, theirs) in pairs.items():
+            with ours, theirs, suppress(OSError):  # it has ended, which `check` finds
+                frames.send(ours, asdict(replace(self.host.world, rank=rank, local_rank=rank)))
 
     def check(self) -> None:
         """Raise OptionError if one has ended."""
         for rank, process in self.processes.items():
             if (code := process.poll()) is not None:
                 raise OptionError(f"rank {rank} (process {process.pid}) has ended while it started: {ending(code)}")
+
+
+def _wait(wire: socket.socket) -> None:
+    """Run a rank, once rank 0 says which. All other descriptors belong to rank 0."""
+    own = wire.fileno()
+    os.closerange(3, own)
+    os.closerange(own + 1, os.sysconf("SC_OPEN_MAX"))
+    with wire:
+        value, _ = frames.receive(wire)
+    run(World(**value), None)
 
 
 def create(progress: Progress, local: Local | None = None, **options: Any) -> ParallelRunner:

@@ -73,7 +73,7 @@ def not_for_own_server(names: Iterable[str]) -> list[str]:
 def _start(arguments: Sequence[str], unset: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
     """Start the server in its own session: Ctrl-C stops an answer, not the server. No thread may run yet."""
     return start_python(
-        *("service", "serve", *arguments, "--log-level", "warning", "--no-spare-engine"),
+        *("service", "serve", *arguments, "--log-level", "warning"),
         environment=dict.fromkeys([*not_for_own_server(os.environ), *unset]),
         stdout=log,
         stderr=log,

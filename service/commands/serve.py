@@ -1,4 +1,4 @@
-"""`noria serve`: the engine process, then the server in this one."""
+"""`noria serve`: the processes of engines, then the server in this one."""
 
 import os
 import signal
@@ -18,13 +18,13 @@ from service.start import Engines
 
 if TYPE_CHECKING:  # slow imports
     from service.engine.client import EngineClient
-    from service.engine.supervision.process import Launched
+    from service.engine.supervision.launch import Launched
 
 
-def run(settings: Settings, engine: "Launched | None" = None) -> int:
+def run(settings: Settings, zygote: "Launched | None" = None) -> int:
     """Serve until a signal comes; returns the exit code. Raises NoriaError when the service cannot start.
 
-    `engine` is a process that is started already. If there is none, it starts before the slow imports, and so both
+    `zygote` is a process that is started already. If there is none, it starts before the slow imports, and so both
     processes load at once.
     """
     settings.check()
@@ -49,7 +49,7 @@ def run(settings: Settings, engine: "Launched | None" = None) -> int:
         probes = listen(settings.address[0], settings.health_port, "--health-port")
     with requests as sock, probes as health:
         early = next((entry for entry in entries if entry.at_start), entries[0])
-        engines = Engines(settings, engine)
+        engines = Engines(settings, zygote)
         started = {early: engines.start(early.settings, lambda: metrics.of_model(early.name))}
         from service.commands.server import create_server
         from service.observe.metrics import Metrics
@@ -63,4 +63,5 @@ def run(settings: Settings, engine: "Launched | None" = None) -> int:
         progress = settings.log_format == "human" and sys.stderr.isatty()
         server = create_server(settings, entries, client_of, metrics, sock, keys, progress=progress, health=health)
         server.run([sock])
+        engines.close()
     return int(server.failed)

@@ -35,7 +35,6 @@ from service.engine.picture import Picture
 from service.engine.submitted import Submitted
 from service.engine.supervision.connection import Patience
 from service.engine.supervision.process import EngineHandle
-from service.engine.supervision.spare import Spare
 from service.engine.supervision.supervisor import Supervisor
 
 log = logging.getLogger("noria.engine")
@@ -54,9 +53,8 @@ class EngineClient:
     engine is ready. `adapters` returns the numbers and paths of the LoRA adapters that the next engine reads.
 
     An engine is replaced if it dies, if a signal stops it, if it sends nothing for `stall_timeout` seconds, or if a
-    sequence in it makes no progress for `step_timeout` seconds. `spare` keeps another engine process ready, also for
-    the clients of other models. Sequences go on with the next engine. Without `continues`, a sequence goes on only if
-    its client has no part of the answer yet.
+    sequence in it makes no progress for `step_timeout` seconds. Sequences go on with the next engine. Without
+    `continues`, a sequence goes on only if its client has no part of the answer yet.
     """
 
     def __init__(
@@ -66,7 +64,6 @@ class EngineClient:
         name: str = "",
         step_timeout: float = 60.0,
         stall_timeout: float = 10.0,
-        spare: Spare | None = None,
         continues: bool = True,
         on_report: Callable[[Report], None] = lambda report: None,
         on_beat: Callable[[Beat], None] = lambda beat: None,
@@ -90,9 +87,8 @@ class EngineClient:
         self._unneeded: list[int] = []  # adapters that the next engine may get all the same
         self._submitted = Submitted(self._send, on_continue, continues=continues, name=name)
         self._looks: deque[asyncio.Future[Picture]] = deque()  # in the order of their pictures
-        self._spare = spare
         patience = Patience(step_timeout, stall_timeout)
-        self._new_supervisor = partial(Supervisor, new_engine, self._take, self._lose_engine, patience, spare, name)
+        self._new_supervisor = partial(Supervisor, new_engine, self._take, self._lose_engine, patience, name)
         self._supervisor = self._new_supervisor()
         self._supervision: asyncio.Task[None] | None = None
         self.load_began, self._load_seconds = 0.0, 0.0
@@ -210,10 +206,8 @@ class EngineClient:
             self._send(UnloadAdapter(number))
 
     async def close(self) -> None:
-        """End the engine and the spare one; requests still running get EngineDied."""
+        """End the engine; requests still running get EngineDied."""
         await self._end("stopped")
-        if self._spare is not None:
-            await self._spare.close()
 
     async def unload(self) -> None:
         """End the engine, or what is left of it after a failure: `start` may follow. No request should be running."""
@@ -268,8 +262,6 @@ class EngineClient:
         self.note("ready", 1.0)
         self._decided.set()
         self._submitted.go_on(self._given)
-        if self._spare is not None:
-            self._spare.keep()
 
     def _lose_engine(self) -> None:
         """Let no request be submitted until another engine is ready: the present one has ended."""

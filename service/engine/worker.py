@@ -7,7 +7,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -73,16 +73,19 @@ class Worker:
         self._n_prepared = 0
         self._compiles = False  # a grammar, on the preparing thread
         self._preparer = ThreadPoolExecutor(1, "noria-engine-preparer")
-        self._preparer.submit(int)  # start the thread now: later the system may allow no more threads
 
     def run(self, runner: str) -> None:
         """Load and serve; returns at a Stop message, or after it has reported that the model cannot be loaded."""
+        create = self._import(runner)  # before there are threads: it may fork other ranks
+        if create is None:
+            return self._wire.release()
+        self._preparer.submit(int)  # start the thread now: later the system may allow no more threads
         reader = threading.Thread(target=self._read, name="noria-engine-inbox", daemon=True)
         beat = threading.Thread(target=self._beat, name="noria-engine-beat", daemon=True)
         reader.start()
         beat.start()
         try:
-            self._serve(runner)
+            self._serve(create)
         except OSError as error:
             log.warning("the engine ends: %s", error)
         finally:
@@ -93,22 +96,33 @@ class Worker:
             beat.join()
             self._wire.release()
 
-    def _serve(self, name: str) -> None:
+    def _import(self, runner: str) -> CreateRunner | None:
+        with contextlib.suppress(OSError), self._reporting():
+            return import_callable(runner)
+        return None
+
+    @contextlib.contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Tell the service of an error in the block, after which nothing can be served."""
         try:
-            loaded = self._load(name)
+            yield
         except NoriaError as error:
             self._wire.send(Failed(str(error)))
         except Exception as error:
             log.exception("the model cannot be loaded")
             self._wire.send(Failed(f"the model cannot be loaded: {type(error).__name__}: {error}"))
-        else:
-            if loaded is not None:
-                runner, scheduler = loaded
-                self._runner = runner
-                self._wire.send(Ready(runner.info))
-                runner.watch(self._lost)
-                EngineLoop(runner, scheduler, self._receive, self._wire.send, self._clock, self._preparing.copy).run()
-                scheduler.save_pages(SAVE_SECONDS)
+
+    def _serve(self, create: CreateRunner) -> None:
+        loaded = None
+        with self._reporting():
+            loaded = self._load(create)
+        if loaded is not None:
+            runner, scheduler = loaded
+            self._runner = runner
+            self._wire.send(Ready(runner.info))
+            runner.watch(self._lost)
+            EngineLoop(runner, scheduler, self._receive, self._wire.send, self._clock, self._preparing.copy).run()
+            scheduler.save_pages(SAVE_SECONDS)
 
     def _lost(self, reason: str) -> None:
         """End the process because one that computes with it is gone. The main thread may wait for it without end."""
@@ -116,9 +130,8 @@ class Worker:
             self._wire.send(Failed(reason))
         self._end()
 
-    def _load(self, name: str) -> tuple[Runner, Scheduler] | None:
-        """Import at once, and start other ranks; load at the LoadModel message, for which a spare may wait long."""
-        create = import_callable(name)
+    def _load(self, create: CreateRunner) -> tuple[Runner, Scheduler] | None:
+        """Load at the LoadModel message; returns None at a Stop message."""
         load = self._inbox.get()
         if not isinstance(load, LoadModel):
             return None

@@ -236,7 +236,7 @@ class HostedModels:
             model.loading.cancel()
         await self.unload(model, "removed")
         model.feed.close()
-        await model.client.unload()  # an engine that never loaded it, too; the spare one is for all models
+        await model.client.unload()  # an engine that never loaded it, too
         model.reserve(0)
         self.retiring.discard(model)
         model.metrics.served = any(other.name == model.name for other in (*self._hosted, *self.retiring))

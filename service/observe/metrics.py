@@ -22,6 +22,7 @@ from prometheus_client.exposition import generate_latest
 from service import version
 from service.errors.statuses import STATUSES
 from service.observe.model_metrics import LATENCY_BUCKETS, Families, ModelMetrics, ModelsCollector
+from service.observe.processes import ProcessesCollector
 from service.observe.vllm_names import VllmNames
 
 REFUSALS = ("unread", *sorted({status.refused for status in STATUSES.values() if status.refused}))
@@ -56,6 +57,7 @@ class Metrics:
         self.memory_budget: Callable[[], int | None] = lambda: None
         self._build = {"version": version(), "python": platform.python_version(), "torch": metadata.version("torch")}
         registry.register(self)
+        registry.register(ProcessesCollector())
         self._vllm = CollectorRegistry()
         models = self._models.models
         self._vllm.register(VllmNames(registry, lambda: {m.name: m.info for m in models.values() if m.info}))

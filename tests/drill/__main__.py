@@ -1,6 +1,6 @@
 """`python -m tests.drill [--hours H] [--only NAME]...`: run the drill; exit code 1 if a promise is broken.
 
-Without `--hours` a run takes about ten minutes on two cores; with it the soak at the end lasts until H hours are over.
+Without `--hours` a run takes about ten minutes on two cores; with it the row on leaks at the end lasts H hours.
 `--only` runs the rows with NAME in their fault or family. A run of all rows writes docs/drill.md.
 """
 
@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tests.drill import report
 from tests.drill.drill import Drill, is_aside
+from tests.drill.faults.memory import leaks
 from tests.drill.row import LoneRow, Result, Row
 from tests.drill.rows import FAMILIES
 from tests.drill.soak import soak
@@ -36,7 +37,7 @@ def chosen(names: list[str]) -> dict[str, list[Row | LoneRow]]:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make drill", description="Apply every fault and attack to a real server.")
-    parser.add_argument("--hours", type=float, default=MINUTES / 60, help="Length of the run; the soak fills it.")
+    parser.add_argument("--hours", type=float, default=0.0, help="Look for leaks for so many hours.")
     parser.add_argument(
         "--only", action="append", default=[], help="Run rows with this in fault or family; repeatable."
     )
@@ -69,9 +70,11 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, list[Result]
         for family, rows in families.items():
             results[family] += [aside[row.fault] for row in rows if is_aside(row)]
         if soaks:
-            left = 3600 * options.hours - (time.monotonic() - begun)
+            left = 60 * MINUTES - (time.monotonic() - begun)
             results["Soak"] = drill.run([soak(max(LEAST_SOAK_SECONDS, left))])
         drill.leave_stage()
+        if options.hours:
+            results["Memory"] = [*results.get("Memory", []), *drill.run([leaks(options.hours)])]
     return results
 
 

@@ -10,17 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 KINDS = {
-    "service.engine": "engine",
     "model.grammar.process": "follower",
     "model.images.process": "image decoder",
     "model.audio.process": "audio decoder",
 }
-"""What a child's command line names -> its kind. See `tree` for the trial process and the spare engine."""
+"""What a child's command line names -> its kind. See `tree` for the trial process, engines and the zygote."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process as /proc shows it. `kind` is service, engine, spare engine, trial, follower, image
+    """A process as /proc shows it. `kind` is service, zygote, engine, second engine, trial, follower, image
     decoder, audio decoder or other.
     """
 
@@ -49,13 +48,13 @@ class Process:
 
 
 def tree(pid: int) -> list[Process]:
-    """The process and all its descendants. Of two engines the younger is the spare one."""
+    """The process and all its descendants. Of the engines of two models the younger is the second."""
     found = [_process(pid, "service"), *_descendants(pid)]
     engines = sorted((process for process in found if process and process.kind == "engine"), key=lambda it: it.started)
-    spare = {process.pid for process in engines[1:]}
+    second = {process.pid for process in engines[1:]}
     kinds = {
-        process.pid: "spare engine"
-        if process.pid in spare
+        process.pid: "second engine"
+        if process.pid in second
         else "trial"
         if process.kind == "follower" and process.parent == pid
         else process.kind
@@ -101,8 +100,10 @@ def _process(pid: int, kind: str | None = None) -> Process | None:
     fields = _stat(pid)
     if not fields:
         return None
-    arguments = _read(pid, "cmdline").split("\0")
+    name, arguments = _read(pid, "comm").strip(), _read(pid, "cmdline").split("\0")
     named = next((KINDS[argument] for argument in arguments if argument in KINDS), "other")
+    if name in ("noria-engine", "noria-zygote"):
+        named = name.removeprefix("noria-")
     return Process(pid, int(fields[1]), kind or named, fields[0], int(fields[19]))
 
 

@@ -19,7 +19,7 @@ SETTLE_SECONDS = 12.0
 MORE_DESCRIPTORS, MORE_THREADS = 6, 8
 """What the service may hold more than at the start of a row: lazily started threads, a connection of the drill."""
 MORE_MEMORY = CACHE_BYTES + 192 * MIB
-"""Of all processes but the spare engine, against the server's start: the KV cache fills only while it is used."""
+"""Of all processes, against the server's start: the KV cache fills only while it is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Rest:
     def of(cls, target: Target) -> "Rest":
         found = tree(target.pid)
         service = found[0]
-        memory = sum(process.memory for process in found if process.kind != "spare engine")
+        memory = sum(process.memory for process in found)
         return cls(service.descriptors, service.status("Threads"), counts(found), memory)
 
 

@@ -3,7 +3,20 @@
 from collections.abc import Mapping, Sequence
 
 from tests.drill.attacks import bodies, connections, forms, generated, heads, protocol, queue, sites
-from tests.drill.faults import audio, clock, deaths, images, latent, limits, models, prefixes, responses, steps, streams
+from tests.drill.faults import (
+    audio,
+    clock,
+    deaths,
+    images,
+    latent,
+    limits,
+    memory,
+    models,
+    prefixes,
+    responses,
+    steps,
+    streams,
+)
 from tests.drill.row import LoneRow, Row
 
 FAMILIES: Mapping[str, Sequence[Row | LoneRow]] = {
@@ -26,4 +39,5 @@ FAMILIES: Mapping[str, Sequence[Row | LoneRow]] = {
     "Pages on disk": prefixes.ROWS,
     "Stored responses": responses.ROWS,
     "Several models": models.ROWS,
+    "Memory": memory.ROWS,
 }

@@ -95,7 +95,7 @@ OTHER, THIRD, LARGE = "other", "third", "large"
 def _models(folder: Path) -> tuple[list[str], dict[str, str]]:
     """It serves the embedded model, the same with a shorter context, and two small random ones that load on demand.
 
-    The KV cache of the last takes half of the memory. There are no spare engines: the younger engine is that of the
+    The KV cache of the last takes half of the memory. The younger of the first two engines is that of the
     second model.
     """
     from tests.model.network.latent_models import mistral4, save_native  # they import torch
@@ -126,7 +126,26 @@ def _models(folder: Path) -> tuple[list[str], dict[str, str]]:
         cache-memory = "{free_memory() // 2}"
         """
     )
-    return [*SERVE], {"NORIA_MODELS": str(folder / "models.toml"), "NORIA_SPARE_ENGINE": "false"}
+    return [*SERVE], {"NORIA_MODELS": str(folder / "models.toml")}
+
+
+def _everything(folder: Path) -> tuple[list[str], dict[str, str]]:
+    """It serves the embedded model with an adapter, and two small random ones, for images and for audio."""
+    import torch
+
+    from tests.model import pixtral, voxtral
+    from tests.model.checkpoint.adapter_files import save_peft
+
+    shapes = {f"model.layers.{layer}.self_attn.q_proj.weight": (576, 576) for layer in range(30)}
+    weights = {name: torch.empty(shape) for name, shape in shapes.items()}
+    save_peft(folder / "adapter", weights, ("q_proj",), r=4, lora_alpha=4)
+    pixtral.save_hf("mistral3", folder / "image")
+    voxtral.save_native(folder / "audio")
+    entry = '[[models]]\nname = "{0}"\nsource = "{1}"\nmax-model-len = 2048\ncache-memory = "64MiB"\n'
+    text = entry.format(MODEL, MODEL) + f'lora = ["adapter={folder / "adapter"}"]\n'
+    text += "".join(entry.format(kind, folder / kind) for kind in ("image", "audio"))
+    (folder / "models.toml").write_text(text)
+    return [*SERVE], {"NORIA_MODELS": str(folder / "models.toml")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +173,7 @@ SETUPS = {
     "audio": Setup(_audio, model="audio"),
     "latent": Setup(_latent, model="latent"),
     "models": Setup(_models),
+    "everything": Setup(_everything),
     "prefixes": Setup(lambda folder: ([*SERVE], {"NORIA_PREFIX_STORE": str(folder / "pages")})),
     "responses": Setup(_responses),
     "large bodies": Setup(lambda folder: ([*SERVE], {"NORIA_MAX_BODY": "40MiB"})),

@@ -49,7 +49,6 @@ class LiveServer:
 
     @property
     def engine_pid(self) -> int:
-        """The engine, not its spare."""
         (engine,) = children(self.process.pid, "noria-engine")
         return engine
 
@@ -87,7 +86,7 @@ def serving(*flags: str, paced: bool = False, **variables: str) -> Iterator[Live
 
     A server that the block has killed has ended already. One that is `paced` is slow where a test says so.
 
-    Of the environment's NORIA_ variables it sees `variables` only. It has no spare engine without --spare-engine.
+    Of the environment's NORIA_ variables it sees `variables` only.
     """
     port = free_port()
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "server.log").open("wb") as log:
@@ -95,8 +94,7 @@ def serving(*flags: str, paced: bool = False, **variables: str) -> Iterator[Live
         program = ("tests.e2e.paced",) if paced else ("service", "serve")
         command = [sys.executable, "-m", *program, *flags, "--port", str(port)]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("NORIA_")}
-        # Two workers test at once, and a spare engine's imports would take seconds of a core from each test.
-        environment |= {"OMP_NUM_THREADS": "1", "NORIA_SPARE_ENGINE": "false"} | variables
+        environment |= {"OMP_NUM_THREADS": "1"} | variables
         environment |= {PACE: str(path.with_suffix(".pace"))}
         with subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment) as process:
             server = LiveServer(process, port, path)

@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field
 
 from tests.e2e.schemas import object_schema
 from tests.e2e.server import MODEL, LiveServer, serving
-from tests.waiting import PATIENCE, children, eventually
+from tests.waiting import PATIENCE, eventually
 
 QUESTION: Any = [{"role": "user", "content": "What is the capital of Japan?"}]
 ANSWER = "The capital of Japan is Tokyo."
@@ -36,8 +36,8 @@ class Person(BaseModel):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
-    """It has a spare engine. Each test leaves it ready and idle."""
-    with serving("--max-sequences", "32", "--spare-engine", paced=True) as started:
+    """Each test leaves it ready and idle."""
+    with serving("--max-sequences", "32", paced=True) as started:
         yield started
 
 
@@ -306,7 +306,7 @@ def test_a_hanging_engine_is_replaced_under_six_streams(server: LiveServer) -> N
 
 
 def test_plain_requests_survive_the_death_of_the_engine_and_the_loss_of_the_cache(server: LiveServer) -> None:
-    """The spare engine gives the answers that were given alone."""
+    """The next engine gives the answers that were given alone."""
     prompts = ["Once upon a time", "My favourite animal is"]
     bodies = [
         {**LONG, "prompt": prompt, "max_tokens": 60, "seed": 3, "temperature": temperature}
@@ -320,14 +320,11 @@ def test_plain_requests_survive_the_death_of_the_engine_and_the_loss_of_the_cach
     restarts = server.metric("noria_engine_restarts_total")
     with ThreadPoolExecutor(6) as pool:
         alone = list(pool.map(text, bodies))
-        eventually(lambda: children(server.process.pid, "noria-spare"), "a spare engine")
-        (spare,) = children(server.process.pid, "noria-spare")
         with server.slow():
             again = pool.map(text, bodies)
             eventually(lambda: server.metric("noria_requests_running") == len(bodies), "all run")
             os.kill(server.engine_pid, signal.SIGKILL)
         assert list(again) == alone
-    assert server.engine_pid == spare
     assert server.metric("noria_engine_restarts_total") == restarts + 1
 
 

@@ -54,7 +54,7 @@ Said = dict[tuple[Any, ...], Any]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
-    with serving("--max-sequences", "32", "--spare-engine", "--quantize", "int8", paced=True) as started:
+    with serving("--max-sequences", "32", "--quantize", "int8", paced=True) as started:
         yield started
 
 

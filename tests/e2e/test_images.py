@@ -20,10 +20,10 @@ from model.step.runner import ModelRunner
 from service.engine.client import EngineClient
 from service.engine.messages import Submit
 from service.engine.scheduling.scheduler import Scheduler
-from service.engine.supervision.process import NETWORK, EngineProcess
+from service.engine.supervision.process import EngineProcess
 from tests.e2e.paced import HERE, PACE
 from tests.e2e.without_server import Answer, answers_to
-from tests.engine.hosting import Hosts, collect, until
+from tests.engine.hosting import Hosts, collect, until, zygote
 from tests.model import pixtral
 from tests.model.pixtral import IMG, IMG_BREAK, IMG_END
 
@@ -204,7 +204,10 @@ def test_an_engine_that_is_killed_in_the_middle_of_an_image_or_of_the_answer(
     prompt = ask(28, *((5, 5, seed) for seed in range(n_images)))  # 12 have more than 400 steps of 3 tokens
     params = replace(GREEDY, logprobs=None)
     monkeypatch.setenv(PACE, str(model))  # it is there, so that the steps are slow
-    hosts = Hosts(lambda: EngineProcess(f"{HERE}{NETWORK}:create"), EngineProcess)
+    hosts = Hosts(
+        lambda: EngineProcess(f"{HERE}model.loading:create", zygote()),
+        lambda: EngineProcess("model.loading:create", zygote()),
+    )
     options = {"model": str(model), "device": "cpu", "quantize": "int8", "max_sequences": 2, "max_step_tokens": 3}
 
     async def main() -> list[int]:

@@ -135,7 +135,7 @@ def torchrun(model: Path, log: Path) -> Iterator[tuple[LiveServer, list["subproc
     """
     meeting, port = free_port(), free_port()
     common = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={meeting}"]
-    serve = ["-m", "service", "serve", str(model), "--pipeline-parallel-size=2", f"--port={port}", "--no-spare-engine"]
+    serve = ["-m", "service", "serve", str(model), "--pipeline-parallel-size=2", f"--port={port}"]
     variables = {**os.environ, "OMP_NUM_THREADS": "1"}
     trees = []
     with log.open("wb") as output:
@@ -179,7 +179,7 @@ def by_hand(model: Path, *flags: tuple[str, ...]) -> list["subprocess.Popen[byte
     """`noria serve` in two stages with torchrun's variables, rank 0 and rank 1, each with its own flags."""
     serve = [sys.executable, "-m", "service", "serve", str(model), "--pipeline-parallel-size", "2"]
     common = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    common |= {"MASTER_PORT": str(free_port()), "NORIA_SPARE_ENGINE": "false", "NORIA_LOG_LEVEL": "error"}
+    common |= {"MASTER_PORT": str(free_port()), "NORIA_LOG_LEVEL": "error"}
     return [
         subprocess.Popen([*serve, *own], stderr=subprocess.PIPE, env={**os.environ, **common, "RANK": str(rank)})
         for rank, own in enumerate(flags)

@@ -3,21 +3,29 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from functools import cache
 from typing import Any
 
 from model.sampling_params import SamplingParams
 from service.engine.client import EngineClient
 from service.engine.mailbox import Mailbox
 from service.engine.supervision.process import EngineHandle, EngineProcess
+from service.engine.supervision.zygote import Zygote
 from tests.fakes import EngineThread
-from tests.waiting import PATIENCE, named
+from tests.waiting import PATIENCE
 
 OPTIONS = {"model": "fake", "max_sequences": 8, "max_step_tokens": 32}
 PARAMS = SamplingParams(max_tokens=20)
 
 
+@cache
+def zygote() -> Zygote:
+    """The zygote of all engines of this process. It imports no network."""
+    return Zygote()
+
+
 def process(runner: str = "create_fake") -> EngineProcess:
-    return EngineProcess(f"tests.fakes:{runner}")
+    return EngineProcess(f"tests.fakes:{runner}", zygote())
 
 
 def thread(runner: str = "create_fake") -> EngineThread:
@@ -70,8 +78,3 @@ class Hosts:
         assert isinstance(engine, EngineProcess)
         assert engine.pid is not None
         return engine.pid
-
-
-async def standing_by(hosts: Hosts, number: int) -> None:
-    """Wait until the engine with this number has imported everything, and waits for its model."""
-    await until(lambda: len(hosts.made) > number and named(hosts.pid(number)) == "noria-spare")

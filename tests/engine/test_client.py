@@ -3,11 +3,8 @@
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 
@@ -19,7 +16,6 @@ from service.engine.supervision.process import EngineHandle
 from tests.engine.driving import expected
 from tests.engine.hosting import OPTIONS, PARAMS, Hosts, collect, process, thread, until, with_client
 from tests.fakes import HURRY, WAITING, EngineThread, FakeRunner
-from tests.waiting import ended, eventually
 
 
 @pytest.mark.parametrize("host", [process, thread])
@@ -188,31 +184,6 @@ def test_the_first_load_that_fails_is_an_error_for_the_caller(
         await client.close()
 
     asyncio.run(main())
-
-
-def test_the_engine_and_its_spare_die_with_their_parent_even_when_stopped() -> None:
-    script = (
-        "import asyncio, os, signal, sys\n"
-        "from service.engine.client import EngineClient\n"
-        "from service.engine.supervision import spare\n"
-        "from tests.engine.hosting import Hosts, OPTIONS, process, standing_by\n"
-        "async def main():\n"
-        "    spare.AFTER_SECONDS, hosts = 0.0, Hosts(process)\n"
-        "    await EngineClient(hosts, stall_timeout=60, spare=spare.Spare(hosts)).start(OPTIONS)\n"
-        "    await standing_by(hosts, 1)\n"
-        "    for number in (0, 1):\n"
-        "        if sys.argv[1] == 'stopped': os.kill(hosts.pid(number), signal.SIGSTOP)\n"
-        "        print(hosts.pid(number), flush=True)\n"
-        "    await asyncio.sleep(60)\n"
-        "asyncio.run(main())\n"
-    )
-    for state in ("running", "stopped"):
-        with subprocess.Popen([sys.executable, "-c", script, state], stdout=subprocess.PIPE, text=True) as parent:
-            assert parent.stdout is not None
-            children = [int(parent.stdout.readline()) for _ in range(2)]
-            parent.kill()
-        for child in children:
-            eventually(partial(ended, child), f"a {state} child ends with its parent")
 
 
 def test_a_stage_is_logged_once_whatever_it_counts(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,8 +9,8 @@ from model.kernels.cpu.native import LEVELS, available
 from model.machine.host import KERNELS
 from tests.machines.serving import ANSWER, SERVE, refused, served
 
-SLOW = {"NORIA_STEP_TIMEOUT": "600", "NORIA_SPARE_ENGINE": "0"}
-"""For an emulated processor: a prompt takes 40 s of it, and a spare engine is not ready in its time."""
+SLOW = {"NORIA_STEP_TIMEOUT": "600"}
+"""For an emulated processor: a prompt takes 40 s of it."""
 PATIENT = 1800.0
 
 

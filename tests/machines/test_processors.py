@@ -13,8 +13,7 @@ from tests.machines.serving import ANSWER, served
 def test_x86(processor: str, variant: str, tmp_path: Path) -> None:
     """Haswell has no AVX-512, Nehalem no AVX: an instruction that the processor does not have ends the process."""
     python = emulated(tmp_path / "environment", processor)
-    # A spare engine would take half of the time. The default --step-timeout holds however slow the machine is.
-    slow = {"NORIA_SPARE_ENGINE": "false"}
-    with served([str(python), "-m", "service", "serve"], slow, patience=900) as server:
+    # The default --step-timeout holds however slow the machine is.
+    with served([str(python), "-m", "service", "serve"], patience=900) as server:
         assert server.answer() == ANSWER
         assert server.version()["engine"]["kernels"] == f"native {variant}"

@@ -41,7 +41,7 @@ class Cluster:
     @contextmanager
     def deployed(self, **arguments: Any) -> Iterator["Cluster"]:
         """Serve the embedded model, with one thread in each replica, until the block ends."""
-        serve.run(build(Arguments(spare_engine=False, **arguments)), name=APP, route_prefix="/")
+        serve.run(build(Arguments(**arguments)), name=APP, route_prefix="/")
         yield self
         serve.delete(APP)
 

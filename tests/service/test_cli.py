@@ -6,7 +6,6 @@ import re
 import socket
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +67,8 @@ def test_flags_and_their_variables(seen: list[Settings], tmp_path: Path) -> None
     expected = Settings(model="org/name", **{name: value for _, more in given.values() for name, value in more.items()})
     flags = [word for flag, (text, _) in given.items() for part in text.split() for word in (flag, part)]
     env = {f"NORIA_{flag[2:].upper().replace('-', '_')}": text for flag, (text, _) in given.items()}
-    assert invoke("org/name", *flags, "--no-spare-engine")[0] == invoke(env=env | {"NORIA_MODEL": "org/name"})[0] == 0
-    assert seen == [replace(expected, spare_engine=False), expected]
+    assert invoke("org/name", *flags, "--no-receipts")[0] == invoke(env=env | {"NORIA_MODEL": "org/name"})[0] == 0
+    assert seen == [expected, expected]
     assert invoke("--port", "10", "--deterministic", env=env)[0] == 0
     assert (seen[-1].port, seen[-1].deterministic) == (10, True)
 
@@ -335,13 +334,13 @@ def test_serve_imports_almost_nothing_before_the_engine_starts() -> None:
     run(
         "import sys\n"
         "from service.__main__ import main\n"
-        "from service.engine.supervision import process\n"
-        "def launch():\n"
+        "from service.engine.supervision import launch\n"
+        "def started():\n"
         "    own = {name for name in sys.modules if name.startswith(('service', 'model'))}\n"
         "    assert not {'typer', 'asyncio', 'service.cli', 'service.settings'} & set(sys.modules), 'too much'\n"
         "    assert len(own) < 15, own\n"
         "    raise SystemExit(0)\n"
-        "process.try_to_launch = launch\n"
+        "launch.try_to_launch = started\n"
         "sys.argv = ['noria', 'serve']\n"
         "main()\n"
         "raise SystemExit('no engine was started')"
@@ -352,8 +351,8 @@ def test_other_commands_and_ranks_start_no_engine() -> None:
     run(
         "import gc, os, sys\n"
         "from service.__main__ import main\n"
-        "from service.engine.supervision import process\n"
-        "process.try_to_launch = lambda: sys.exit('an engine was started')\n"
+        "from service.engine.supervision import launch\n"
+        "launch.try_to_launch = lambda: sys.exit('an engine was started')\n"
         "others = ['0 --version', '0 serve --help', '0 serve -h', '1 serve -h', '1 serve /nowhere']\n"
         "for rank, *arguments in map(str.split, others):\n"
         "    os.environ['RANK'] = rank\n"

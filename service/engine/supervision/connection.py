@@ -66,6 +66,11 @@ class EngineConnection(asyncio.Protocol):
             self.ended, self._heard = loop.create_future(), loop.time()
             await loop.create_unix_connection(lambda: self, sock=self._sock)
 
+    @property
+    def started(self) -> bool:
+        """Return whether the machine has started the engine's process."""
+        return self._engine.started
+
     def load(self, message: LoadModel, take: Callable[[FromEngine], None]) -> None:
         """Tell the engine to load its model. `take` gets its messages from now on."""
         self._take = take

@@ -3,14 +3,14 @@
 import contextlib
 import socket
 import subprocess
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from concurrent.futures import Future
+from typing import Protocol
 
 from model.machine import frames
-from model.machine.child import ending, is_stopped, start_python
+from model.machine.child import ending, is_stopped
+from model.machine.forking import ForkedProcess
+from service.engine.supervision.zygote import Zygote
 
-NETWORK = "model.loading"
-"""The module that every runner of a model imports. It imports PyTorch, which takes longest of all."""
 END_SECONDS = 10.0
 """Time for a killed process to end. A process that the system holds longer is left behind."""
 
@@ -20,6 +20,11 @@ class EngineHandle(Protocol):
 
     def spawn(self) -> socket.socket:
         """Start the engine; returns the service's end of the wire. Raises OSError if the machine cannot start it."""
+        ...
+
+    @property
+    def started(self) -> bool:
+        """Return whether there is, or was, a process."""
         ...
 
     def stopped(self) -> bool:
@@ -38,73 +43,49 @@ class EngineHandle(Protocol):
         ...
 
 
-class Launched(NamedTuple):
-    """An engine process that imports, and the service's end of its wire."""
-
-    process: "subprocess.Popen[bytes]"
-    sock: socket.socket
-
-
-def launch(module: str = "") -> Launched:
-    """Start an engine process. It imports `module`, if one is named, and waits for the name of its runner.
-
-    Raises OSError if the machine cannot start a process.
-    """
-    ours, theirs = socket.socketpair()
-    with theirs:
-        try:
-            return Launched(start_python("service.engine", module, sockets=[theirs]), ours)
-        except BaseException:
-            ours.close()
-            raise
-
-
-def try_to_launch() -> Launched | None:
-    """Launch a process that imports the network; None if the machine cannot. Whoever needs it finds out why."""
-    try:
-        return launch(NETWORK)
-    except OSError:
-        return None
-
-
 class EngineProcess:
-    """A direct child process that dies with its parent. In it, `runner`, a "module:callable", loads the model.
+    """A process that the zygote forks: a child of the service, with which it dies.
 
-    `log` are format and level of its log. `launch` starts the process.
+    In it, `runner`, a "module:callable", loads the model. `log` are format and level of its log.
     """
 
-    def __init__(
-        self,
-        runner: str = f"{NETWORK}:create",
-        log: tuple[str, str] = ("human", "info"),
-        launch: Callable[[], Launched] = launch,
-    ) -> None:
+    def __init__(self, runner: str, zygote: Zygote, log: tuple[str, str] = ("human", "info")) -> None:
         self._runner = runner
+        self._zygote = zygote
         self._log = log
-        self._launch = launch
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Future[ForkedProcess] = Future()
 
     @property
     def pid(self) -> int | None:
-        return self._process.pid if self._process else None
+        return self._process.result().pid if self.started else None
+
+    @property
+    def started(self) -> bool:
+        return self._process.done() and self._process.exception() is None
 
     def spawn(self) -> socket.socket:
-        self._process, sock = self._launch()
+        """Return at once: the zygote may still import. A wire that closes says that there is no process."""
+        ours, theirs = socket.socketpair()
+        self._process = self._zygote.fork(theirs)
         with contextlib.suppress(OSError):  # it has ended already, which its closed wire tells
-            frames.send(sock, [self._runner, *self._log])
-        return sock
+            frames.send(ours, [self._runner, *self._log])
+        return ours
 
     def stopped(self) -> bool:
         return self.pid is not None and is_stopped(self.pid)
 
     def kill(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.kill()
+        """Kill it. One that is not forked yet ends by itself, because its wire is closed."""
+        if self.started:
+            self._process.result().kill()
 
     def wait(self) -> str:
-        if self._process is None:
-            return "never started"
         try:
-            return ending(self._process.wait(END_SECONDS))
-        except subprocess.TimeoutExpired:
+            process = self._process.result(END_SECONDS)
+            how = ending(process.wait(END_SECONDS))
+        except (TimeoutError, subprocess.TimeoutExpired):
             return "it does not end"
+        except OSError as error:
+            return f"it cannot be started: {error.strerror or error}"
+        process.reap_group(END_SECONDS)
+        return how

@@ -9,7 +9,7 @@ from model.errors import NoriaError
 from service.engine.messages import FromEngine, LoadModel
 from service.engine.supervision.connection import EngineConnection, Patience
 from service.engine.supervision.process import EngineHandle
-from service.engine.supervision.spare import Spare, backoff
+from service.engine.supervision.zygote import backoff
 
 log = logging.getLogger("noria.engine")
 
@@ -23,7 +23,7 @@ Options = Mapping[str, Any]
 # 2. `Supervisor._run_engine` calls `on_end`: `EngineClient._lose_engine` sets the state to "restarting" and fails every
 #    look and load of an adapter with EngineDied. Then it kills the process and waits for its end.
 # 3. `Submitted.lose_engine` lets each sequence that may go on wait. The others fail with EngineDied.
-# 4. `Supervisor.run` gives up, or sleeps for `backoff` and takes the spare, or starts a new process.
+# 4. `Supervisor.run` gives up, or sleeps for `backoff` and lets the zygote fork a new process.
 # 5. `LoadModel` carries the options of `renew` (`service/generation/startup.py`) and the adapters whose files are the
 #    same as before (`service/generation/adapters.py`).
 # 6. At `Ready` the client sets the state to "ready" (`_welcome`). `Submitted.go_on` submits what waits, with its output
@@ -35,7 +35,7 @@ class Supervisor:
 
     If the first engine cannot load the model, nothing will. A later engine that ends is replaced until one serves
     again, or `MAX_FAILED_LOADS` have failed in a row. An engine that the machine cannot even start is tried again
-    without end. The engine in `spare` has imported everything before it is needed. The log has the model's `name`.
+    without end. The log has the model's `name`.
     """
 
     def __init__(
@@ -44,7 +44,6 @@ class Supervisor:
         take: Callable[[FromEngine], None],
         on_end: Callable[[], None],
         patience: Patience,
-        spare: Spare | None,
         name: str = "",
     ) -> None:
         self._about = {"fields": {"model": name}}
@@ -53,7 +52,6 @@ class Supervisor:
         self._take = take
         self._on_end = on_end
         self._patience = patience
-        self._spare = spare
         self._next: EngineConnection | None = None
         self.current: EngineConnection | None = None
 
@@ -81,7 +79,7 @@ class Supervisor:
             await asyncio.sleep(backoff(failures))
 
     async def close(self) -> None:
-        """End every engine but the spare one, once `run` has ended."""
+        """End every engine, once `run` has ended."""
         for connection in filter(None, (self._next, self.current)):
             await connection.stop()
 
@@ -103,12 +101,11 @@ class Supervisor:
         if ended is None:
             return EngineEnd(False, False, failure, "never started")
         how = await ended.close()
-        return EngineEnd(True, ended.ready, ended.failure or failure, how)
+        return EngineEnd(ended.started, ended.ready, ended.failure or failure, how)
 
     async def _connect(self) -> EngineConnection:
-        """Return an engine that waits for its model: the one that `spawn` started, the spare, or a new one."""
-        spare = await self._spare.take() if self._spare is not None and self._next is None else None
-        self.current = self._next or spare or EngineConnection(self._new_engine())
+        """Return an engine that waits for its model: the one that `spawn` started, or a new one."""
+        self.current = self._next or EngineConnection(self._new_engine())
         self._next = None
         await self.current.open()
         return self.current

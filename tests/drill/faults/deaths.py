@@ -25,6 +25,18 @@ def strike(kind: str, number: signal.Signals, stage: Stage) -> str:
     return ""
 
 
+def strike_zygote(number: signal.Signals, stage: Stage) -> str:
+    """Send a signal to the zygote. Another one follows, and the engine goes on."""
+    lost, engine = stage.target.find("zygote").pid, stage.target.find("engine").pid
+    send(lost, number)
+    deadline = time.monotonic() + SERVES_SECONDS
+    while stage.target.find("zygote").pid == lost:
+        check(time.monotonic() < deadline, "it is not replaced")
+        time.sleep(0.05)
+    check(stage.target.find("engine").pid == engine, "the engine was replaced")
+    return "another one follows, the engine goes on"
+
+
 def strike_grammar(kind: str, number: signal.Signals, stage: Stage) -> str:
     """Send a signal to a process that tries or follows forms, once it runs; then ask for a new form."""
     serves_new_form(stage.target, FORM_SECONDS[signal.SIGSTOP])
@@ -35,7 +47,10 @@ def strike_grammar(kind: str, number: signal.Signals, stage: Stage) -> str:
 def death(kind: str, number: signal.Signals, askers: int) -> Row:
     when = "at rest" if askers == 1 else "under load"
     fault = f"{number.name} of the {kind}, {when}"
-    if kind in ("engine", "spare engine"):
+    if kind == "zygote":
+        own = "another one follows, and the engine goes on"
+        return Row(fault, Promise(own, serves=SERVES_SECONDS), partial(strike_zygote, number), askers=askers)
+    if kind == "engine":
         return Row(fault, Promise(serves=SERVES_SECONDS), partial(strike, kind, number), askers=askers)
     own = f"a new form is answered within {FORM_SECONDS[number]:g} s"
     return Row(fault, Promise(own, serves=SERVES_SECONDS), partial(strike_grammar, kind, number), askers=askers)
@@ -155,7 +170,7 @@ def hang_up(stage: Stage) -> str:
     return "every process is the same"
 
 
-KINDS = ("engine", "spare engine", "trial", "follower")
+KINDS = ("engine", "zygote", "trial", "follower")
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV)
 STILL = Promise("the engine is not replaced", serves=SERVES_SECONDS, live=None)
 ROWS: tuple[Row | LoneRow, ...] = (

@@ -95,7 +95,7 @@ def other_killed(stage: Stage) -> str:
     """Kill the engine of one model while the other has a stream. Raises Broken for a token that is late."""
     alone = ask(stage.target.url, question(OTHER)).text
     with stream_of_first(stage) as times:
-        send(stage.target.find("spare engine").pid, signal.SIGKILL)
+        send(stage.target.find("second engine").pid, signal.SIGKILL)
         deadline = time.monotonic() + LOAD_SECONDS
         while (found := ask(stage.target.url, question(OTHER))).status != 200 and time.monotonic() < deadline:
             time.sleep(0.1)

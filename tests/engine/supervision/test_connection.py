@@ -26,6 +26,7 @@ from service.engine.messages import (
     frame,
 )
 from service.engine.supervision.connection import EngineConnection
+from tests.engine.hosting import thread
 
 
 @asynccontextmanager
@@ -102,5 +103,26 @@ def test_a_message_with_many_pixels_keeps_its_place_and_lets_the_loop_run() -> N
                 turns += 1
             assert reading.result() == [LoadModel({}, 60.0), *sent]
             assert turns > 10
+
+    asyncio.run(main())
+
+
+def test_the_beats_of_a_waiting_engine_do_not_fill_its_wire(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A socket holds some 300 beats that nobody reads."""
+    monkeypatch.setattr("service.engine.worker.BEAT_SECONDS", 0.0005)
+
+    async def main() -> None:
+        connection, heard = EngineConnection(thread()), set()
+        await connection.open()
+
+        def enough() -> bool:
+            heard.add(connection._heard)
+            return len(heard) > 600
+
+        deadline = asyncio.get_running_loop().time() + 30
+        while not enough():
+            assert asyncio.get_running_loop().time() < deadline, f"only {len(heard)} beats have arrived"
+            await asyncio.sleep(0)
+        await connection.close()
 
     asyncio.run(main())

@@ -2,16 +2,19 @@
 
 import asyncio
 import errno
+import os
+import signal
 
 import pytest
 
 from model.errors import NoriaError
 from service.engine.client import EngineClient
 from service.engine.mailbox import EngineDied, EngineUnavailable
-from service.engine.supervision import spare, supervisor
-from service.engine.supervision.spare import Spare
+from service.engine.supervision import supervisor, zygote
+from service.engine.supervision.process import EngineProcess
+from service.engine.supervision.zygote import Zygote
 from tests.engine.driving import expected
-from tests.engine.hosting import OPTIONS, PARAMS, Hosts, collect, process, thread, until
+from tests.engine.hosting import OPTIONS, PARAMS, Hosts, collect, thread, until
 from tests.faults import descriptors, failing
 
 MAX_RUNS = 60
@@ -31,11 +34,13 @@ async def served(client: EngineClient) -> None:
     raise AssertionError("there is no answer")
 
 
-async def run(client: EngineClient, hosts: Hosts) -> None:
-    """Start, answer, lose every engine, answer again."""
+async def run(client: EngineClient, hosts: Hosts, own: Zygote | None) -> None:
+    """Start, answer, lose the zygote and every engine, answer again."""
     await client.start(OPTIONS)
     await served(client)
     n_made = len(hosts.made)
+    if own is not None and own.pid is not None:
+        os.kill(own.pid, signal.SIGKILL)
     for engine in hosts.made:
         engine.kill()
     await until(lambda: len(hosts.made) > n_made)
@@ -44,16 +49,19 @@ async def run(client: EngineClient, hosts: Hosts) -> None:
 
 async def happens(kind: str, code: int, n: int) -> bool:
     """Whether the Nth call of this kind has failed in a run: then the run was served, or ended in a clear error."""
-    hosts = Hosts(process if kind in IN_PROCESSES else thread)
-    client = EngineClient(hosts, spare=Spare(hosts) if kind == "open" else None)
     with failing(kind, code, n) as fault:
+        own = Zygote() if kind in IN_PROCESSES else None
+        hosts = Hosts(thread if own is None else lambda: EngineProcess("tests.fakes:create_fake", own))
+        client = EngineClient(hosts)
         try:
-            await run(client, hosts)
+            await run(client, hosts, own)
         except NoriaError:
             assert fault.happened
             assert client.info is None, "only the first engine may fail"
         finally:
             await client.close()
+            if own is not None:
+                own.close()
     for engine in hosts.made:
         engine.wait()
     return fault.happened
@@ -70,9 +78,8 @@ async def happens(kind: str, code: int, n: int) -> bool:
     ],
 )
 def test_every_fault_ends_in_an_answer_or_a_clear_error(kind: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (supervisor, spare):
+    for module in (supervisor, zygote):
         monkeypatch.setattr(module, "backoff", lambda failures: 0.0)
-    monkeypatch.setattr(spare, "AFTER_SECONDS", 0.0)
     for n in range(1, MAX_RUNS):
         before = descriptors()
         if not asyncio.run(happens(kind, code, n)):

@@ -19,6 +19,7 @@ from tests import fakes
 from tests.engine.driving import expected
 from tests.engine.hosting import OPTIONS, PARAMS, Hosts, collect, process, thread, until, with_client
 from tests.fakes import EngineThread
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -104,6 +105,7 @@ def test_an_engine_process_that_does_not_end_is_not_waited_for(monkeypatch: pyte
     monkeypatch.setattr("service.engine.supervision.process.END_SECONDS", 0.01)
     engine = process()
     with engine.spawn():
+        eventually(lambda: engine.started, "the zygote has forked it")
         assert engine.wait() == "it does not end"
         engine.kill()
     monkeypatch.undo()

@@ -28,7 +28,7 @@ def card(tmp_path: Path) -> Card:
 @pytest.fixture
 def server(card: Card) -> Iterator[LiveServer]:
     variables = card.variables() | {"SIM_TOKEN": ONE}
-    with serving("--device", "cuda", "--spare-engine", paced=True, **variables) as started:
+    with serving("--device", "cuda", paced=True, **variables) as started:
         yield started
 
 
@@ -85,7 +85,7 @@ def check_answers(server: LiveServer, found: list[Future[str]]) -> None:
 
 def test_the_next_engine_takes_all_memory_and_goes_on(server: LiveServer, card: Card) -> None:
     before, engine = card.used(), server.engine_pid
-    assert before.keys() == {engine}, "the spare engine has no context"
+    assert before.keys() == {engine}, "the zygote has no context"
     with streams(server) as found:
         os.kill(engine, signal.SIGKILL)
         eventually(lambda: ended(engine), "the engine has ended")

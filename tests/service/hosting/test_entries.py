@@ -89,7 +89,6 @@ def test_an_entry_has_its_own_flags_and_those_of_the_command_line(path: Path, tm
         quantize = "int8"
         attention = "reference"
         deterministic = true
-        spare_engine = false
         lora = ["sql={tmp_path / "sql"}"]
         lora_dir = "{tmp_path}"
         revision = "v1"
@@ -104,7 +103,7 @@ def test_an_entry_has_its_own_flags_and_those_of_the_command_line(path: Path, tm
     assert (settings.cache_memory, settings.image_cache_memory) == (2**30, 1024)
     assert settings.target_inter_token_ms == 20.0
     assert (settings.quantize, settings.attention, settings.revision) == ("int8", "reference", "v1")
-    assert (settings.deterministic, settings.spare_engine) == (True, False)
+    assert settings.deterministic
     assert settings.lora_dir == tmp_path
     assert settings.adapters_given == {"sql": tmp_path / "sql"}
 

@@ -22,6 +22,7 @@ from model.sampling_params import SamplingParams
 from service import logs
 from service.engine.messages import LoadModel, frame
 from service.engine.supervision.process import EngineProcess
+from service.engine.supervision.zygote import Zygote
 from service.http.connection.exchange import SCOPE
 from service.observe import observer
 from tests.engine.driving import Drive
@@ -82,7 +83,8 @@ def test_stages_and_steps_of_both_processes_in_json(short_model: Path, tmp_path:
 
 
 def test_a_line_for_people_names_the_engine(capfd: pytest.CaptureFixture[str]) -> None:
-    engine = EngineProcess("tests.fakes:create_fake", log=("human", "debug"))
+    own = Zygote()  # it writes to the stderr of this test
+    engine = EngineProcess("tests.fakes:create_fake", own, ("human", "debug"))
     lines: list[str] = []
 
     def loaded() -> bool:
@@ -96,6 +98,7 @@ def test_a_line_for_people_names_the_engine(capfd: pytest.CaptureFixture[str]) -
         assert title == ["noria-engine", "mine", "-m", "service.engine"], "as ps -o args shows it"
     assert engine.wait() == "exit code 0"
     assert lines[0][8:].startswith(" debug   engine: loading with {")
+    own.close()
 
 
 def test_the_scheduler_says_whom_it_admits_preempts_and_ends(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,151 @@
+"""The zygote, as the service sees it: its one child that imports everything, and of which engines are forked."""
+
+import errno
+import logging
+import os
+import queue
+import random
+import socket
+import subprocess
+import threading
+import time
+from concurrent.futures import Future
+from contextlib import suppress
+
+from model.machine.child import LOADING_SILENCE_SECONDS, STOPPED_SECONDS, is_stopped
+from model.machine.forking import ForkedProcess, adopt_orphans
+from service.engine.supervision.launch import PID_BYTES, Launched, launch
+
+log = logging.getLogger("noria.engine")
+
+WATCH_SECONDS = 1.0
+"""Seconds between two looks at whether the zygote lives."""
+LONGEST_SECONDS = 30.0
+
+
+def backoff(failures: int) -> float:
+    """Return the seconds to wait after so many failures in a row: none after the first, then each time twice as many.
+
+    At most `LONGEST_SECONDS`. Up to half is left out at random, so that many servers do not start at one time.
+    """
+    longest = min(0.5 * (2 ** min(failures, 16) - 1), LONGEST_SECONDS)
+    return longest * random.uniform(0.5, 1.0)
+
+
+class Zygote:
+    """The zygote of a service. Another one follows when it ends, or when a signal stops it.
+
+    Engines are children of this process, so they outlive it. One thread starts zygotes and has them fork.
+    """
+
+    def __init__(self, module: str = "", launched: Launched | None = None) -> None:
+        """Take one that runs already, or start one soon. It imports `module`, if one is named."""
+        adopt_orphans()
+        self._module = module
+        self._launched = launched
+        self._failures = 0
+        self._requests: queue.SimpleQueue[tuple[socket.socket, Future[ForkedProcess]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="noria-zygote", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int | None:
+        """Return the process id of the present one, if there is one."""
+        return None if (launched := self._launched) is None else launched.process.pid
+
+    def fork(self, wire: socket.socket) -> "Future[ForkedProcess]":
+        """Fork an engine at the other end of a wire. Any thread may call this. The future may raise OSError."""
+        future: Future[ForkedProcess] = Future()
+        self._requests.put((wire, future))
+        return future
+
+    def close(self) -> None:
+        """End it. Its engines go on."""
+        self._requests.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                request = self._requests.get(timeout=WATCH_SECONDS + backoff(self._failures))
+            except queue.Empty:
+                self._watch()
+                continue
+            if request is None:
+                return self._end()
+            wire, future = request
+            with wire:
+                try:
+                    future.set_result(ForkedProcess(self._fork(wire)))
+                except Exception as error:
+                    future.set_exception(error)
+
+    def _watch(self) -> None:
+        """Replace one that has ended, or that a signal has stopped."""
+        try:
+            self._living()
+        except Exception as error:
+            self._failures += 1
+            log.warning("there is no zygote: %s", error)
+
+    def _fork(self, wire: socket.socket) -> int:
+        """Return the process id of an engine of the present zygote, or of the next one if that is lost meanwhile."""
+        try:
+            pid = _ask(self._living(), wire)
+        except OSError:
+            pid = _ask(self._living(), wire)
+        self._failures = 0
+        if not pid:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return pid
+
+    def _living(self) -> Launched:
+        """Return the present zygote if it lives, else a new one. Raises OSError if the machine cannot start it."""
+        launched = self._launched
+        if launched is not None and (launched.process.poll() is not None or is_stopped(launched.process.pid)):
+            log.warning("the zygote is gone; another one follows")
+            self._failures += 1
+            self._end()
+        if self._launched is None:
+            self._launched = launch(self._module)
+        return self._launched
+
+    def _end(self) -> None:
+        launched, self._launched = self._launched, None
+        if launched is not None:
+            launched.sock.close()
+            _kill(launched.process)
+
+
+def _ask(launched: Launched, wire: socket.socket) -> int:
+    """Let a zygote, which may still import, fork an engine with this end of its wire; returns the process id.
+
+    It is 0 if the system allows no more processes. Ends a zygote that does not answer, and raises OSError.
+    """
+    process, sock = launched
+    try:
+        sock.settimeout(STOPPED_SECONDS)
+        socket.send_fds(sock, [b"f"], [wire.fileno()])
+        deadline = time.monotonic() + LOADING_SILENCE_SECONDS
+        while (answer := _received(sock)) is None:
+            if is_stopped(process.pid) or time.monotonic() > deadline:
+                raise OSError("the zygote does nothing")
+        if not answer:
+            raise OSError("the zygote has ended")
+    except OSError:
+        _kill(process)
+        raise
+    return int.from_bytes(answer)
+
+
+def _received(sock: socket.socket) -> bytes | None:
+    try:
+        return sock.recv(PID_BYTES)
+    except TimeoutError:
+        return None
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    with suppress(subprocess.TimeoutExpired):  # the system may hold it
+        process.wait(STOPPED_SECONDS)
