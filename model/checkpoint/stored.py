@@ -9,7 +9,7 @@ from torch import Tensor
 
 from model.checkpoint.blocks import Blocks, check_finite, joined
 from model.checkpoint.gguf import blocks as gguf
-from model.checkpoint.gguf.values import block_of
+from model.checkpoint.gguf.values import KINDS
 from model.kernels.groups import BLOCK_GROUP, NVFP4_GROUP
 
 VALUES_AT_ONCE = 2**18
@@ -178,7 +178,7 @@ class Stored:
     @property
     def _unit(self) -> tuple[int, int]:
         """Return how many neighbouring channels share elements of a row of `values`, and how many elements that are."""
-        return block_of(self.kind) if self.layout == "gguf" else (2 if self.layout == "fp4" else 1, 1)
+        return KINDS[self.kind][2:4] if self.layout == "gguf" else (2 if self.layout == "fp4" else 1, 1)
 
     @property
     def _grain(self) -> int:

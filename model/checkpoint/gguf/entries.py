@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from model.checkpoint.gguf.index import TensorEntry
-from model.checkpoint.gguf.values import readable_kinds
+from model.checkpoint.gguf.values import READABLE
 from model.checkpoint.names import Names, native_name
 from model.errors import ModelError, short
 
@@ -14,8 +14,8 @@ def entries(tensor: TensorEntry, names: Names) -> Iterator[TensorEntry]:
     name = native_name(tensor.name, names)
     if name is None:
         raise ModelError(f"the GGUF file has a tensor {short(tensor.name)}, which no supported model family has")
-    if tensor.kind not in readable_kinds():
-        reads = ", ".join(readable_kinds())
+    if tensor.kind not in READABLE:
+        reads = ", ".join(READABLE)
         raise ModelError(f"the GGUF file has {tensor.name!r} of kind {tensor.kind}; Noria reads {reads}")
     if "*" not in name:
         yield replace(tensor, name=name)

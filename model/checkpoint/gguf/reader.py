@@ -7,6 +7,7 @@ that nothing is allocated for a length that a damaged file claims. No torch.
 
 import mmap
 import struct
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from model.checkpoint.gguf.index import TensorEntry
-from model.checkpoint.gguf.values import known_kinds, readable_kinds
+from model.checkpoint.gguf.values import KINDS, READABLE
 from model.errors import ModelError, one_line, short
 
 VERSIONS = (2, 3)
@@ -84,6 +85,24 @@ def read_parts(paths: Sequence[Path]) -> GgufFile:
     return GgufFile(files[0].metadata, tensors)
 
 
+class Strings:
+    """An array of strings as the file has it, each after its length. A list would take four times the memory."""
+
+    def __init__(self, data: bytes, starts: Sequence[int]) -> None:
+        """Take the bytes, and where each string starts, and one more would."""
+        self._data = data
+        self._starts = starts
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def __getitem__(self, index: int) -> str:
+        return self._data[self._starts[index] : self._starts[index + 1] - 8].decode()
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self.__getitem__, range(len(self)))
+
+
 class _Cursor:
     """A place in the file's bytes, which moves on with what is read."""
 
@@ -112,6 +131,25 @@ class _Cursor:
             return self.data[start : self.place].decode()
         except UnicodeDecodeError:
             raise Damaged(f"{what} at byte {start} is not UTF-8") from None
+
+    def strings(self, what: str) -> "Strings":
+        """Read an array of strings, each checked as in `string`, but with few calls: a vocabulary has 100,000s."""
+        n_strings = self.count(f"strings in {what}", 8)
+        data, size, begin, start, starts = self.data, len(self.data), self.place, self.place + 8, array("Q")
+        try:
+            for _ in range(n_strings):
+                starts.append(start - begin)
+                stop = start + int.from_bytes(data[start - 8 : start], "little")
+                if stop > size:
+                    self.place = start - 8
+                    self.string(what)  # it says what is missing
+                data[start:stop].decode()
+                start = stop + 8
+        except UnicodeDecodeError:
+            raise Damaged(f"{what} at byte {start} is not UTF-8") from None
+        starts.append(start - begin)
+        self.place = start - 8
+        return Strings(data[begin : self.place], starts)
 
     def count(self, what: str, least_bytes: int) -> int:
         """Read a number of things of at least so many bytes."""
@@ -151,7 +189,7 @@ def _value(cursor: _Cursor, kind: int, what: str) -> Any:
         raise Damaged(f"{what} has value type {kind}, expected 0..{max(SCALARS)}")
     inner = cursor.number("I", f"the value type of {what}")
     if inner == STRING:
-        return [cursor.string(what) for _ in range(cursor.count(f"strings in {what}", 8))]
+        return cursor.strings(what)
     if inner not in SCALARS:
         raise Damaged(f"{what} has elements of value type {inner}, expected a number or a string")
     dtype = np.dtype("<" + SCALARS[inner])
@@ -197,14 +235,14 @@ def _described(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
 def _placed(
     described: Sequence[tuple[str, tuple[int, ...], int, int]], start: int, alignment: int
 ) -> Iterator[TensorEntry]:
-    kinds = known_kinds()
+    kinds = {kind.number: kind for kind in KINDS.values()}
     for name, shape, number, offset in described:
         what = f"the tensor {short(name)}"
         if number not in kinds:
-            raise Unknown(f"{what} of GGUF's kind number {number}; Noria reads {', '.join(readable_kinds())}")
-        kind, block, n_bytes = kinds[number]
-        if not prod(shape) or shape[-1] % block:
-            raise Damaged(f"{what} has shape {list(shape)}, expected rows of whole blocks of {block} values")
+            raise Unknown(f"{what} of GGUF's kind number {number}; Noria reads {', '.join(READABLE)}")
+        kind = kinds[number]
+        if not prod(shape) or shape[-1] % kind.block:
+            raise Damaged(f"{what} has shape {list(shape)}, expected rows of whole blocks of {kind.block} values")
         if offset % alignment:
             raise Damaged(f"{what} starts at {offset}, expected a multiple of {alignment}")
-        yield TensorEntry(name, kind, shape, start + offset, prod(shape) // block * n_bytes)
+        yield TensorEntry(name, kind.name, shape, start + offset, prod(shape) // kind.block * kind.n_bytes)

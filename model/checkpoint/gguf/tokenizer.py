@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from model.checkpoint.gguf.config import CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, end_tokens
+from model.checkpoint.gguf.config import CONTROL, UNKNOWN, UNUSED, USER_DEFINED, end_tokens
 from model.checkpoint.words import LLAMA3_WORDS, TEKKEN_WORDS
 from model.errors import ModelError, short
 
@@ -86,9 +86,8 @@ def _adds_bos(metadata: Metadata) -> bool:
 
 
 def _tokens_of_type(metadata: Metadata, token_type: int) -> list[str]:
-    tokens = metadata["tokenizer.ggml.tokens"]
-    types = metadata.get("tokenizer.ggml.token_type", [NORMAL] * len(tokens))
-    return [token for token, kind in zip(tokens, types, strict=True) if kind == token_type]
+    tokens, types = metadata["tokenizer.ggml.tokens"], metadata.get("tokenizer.ggml.token_type", ())
+    return [tokens[index] for index in np.flatnonzero(np.asarray(types) == token_type)]
 
 
 def _byte_level(metadata: Metadata) -> Tokenizer:

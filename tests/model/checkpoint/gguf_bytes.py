@@ -8,6 +8,7 @@ import numpy as np
 from gguf import GGMLQuantizationType
 
 from model.checkpoint.gguf.index import TensorEntry
+from model.checkpoint.gguf.reader import Strings
 
 NUMBERS = {"u1": 0, "i1": 1, "u2": 2, "i2": 3, "u4": 4, "i4": 5, "f4": 6, "b1": 7, "u8": 10, "i8": 11, "f8": 12}
 
@@ -21,7 +22,7 @@ def typed(value: Any) -> bytes:
     """A value with its type before it."""
     if isinstance(value, str):
         return struct.pack("<I", 8) + text(value)
-    if isinstance(value, list):
+    if isinstance(value, list | Strings):
         return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(text, value))
     array = np.asarray(value)
     kind = NUMBERS[array.dtype.str[1:]]

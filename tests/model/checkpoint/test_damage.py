@@ -143,6 +143,14 @@ def a_tensor(name: str, sizes: list[int], kind: int = 0, offset: int = 0) -> byt
         (b"GGUF" + struct.pack(">I", 3) + bytes(16), "it has another byte order than this machine"),
         (with_counts(2**60, 0), f"it counts {2**60} tensors, but has only 8 more bytes"),
         (with_counts(0, 1, text("a" * 30)[:8] + b"\xff" * 30), "the name of a metadata field at byte 32 is not UTF-8"),
+        (
+            with_counts(0, 1, text("a") + typed(["é", "ü"]).replace("ü".encode(), b"\xc3b") + bytes(20)),
+            "the field 'a' at byte 67 is not UTF-8",
+        ),
+        (
+            with_counts(0, 1, text("a") + typed(["é", "ü"]).replace(text("ü"), b"\x99" + bytes(20))),
+            "the field 'a' at byte 67 needs 153 bytes, the file has 13 more",
+        ),
         (with_counts(0, 2, (text("a") + typed(True)) * 2), "it has the metadata field 'a' twice"),
         (
             with_counts(0, 1, text("a") + struct.pack("<IIQ", 9, 9, 0)),
@@ -219,7 +227,7 @@ def test_a_list_of_end_tokens_may_be_a_number(whole: Whole, tmp_path: Path) -> N
 
 def test_a_short_table_is_named_before_it_is_used(whole: Whole, tmp_path: Path) -> None:
     """By the search for end tokens in it."""
-    tokens = [*whole.file.metadata["tokenizer.ggml.tokens"][:-1], "</s>"]
+    tokens = [*list(whole.file.metadata["tokenizer.ggml.tokens"])[:-1], "</s>"]
     data = whole.changed(tokenizer__ggml__tokens=tokens, tokenizer__ggml__token_type=np.ones(1, np.int32))
     assert "1 values in tokenizer.ggml.token_type, expected" in str(started(tmp_path, data))
 

@@ -1,14 +1,19 @@
 """GGUF's matrices as weights. Oracles: transformers' models, the gguf package's decoders."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
 
 from model.checkpoint.blocks import Blocks, widest
 from model.checkpoint.gguf.index import FLOATS, Index
 from model.checkpoint.gguf.open import open_gguf
-from model.checkpoint.gguf.values import readable_kinds
+from model.checkpoint.gguf.values import FEW, READABLE
+from model.checkpoint.gguf.values import KINDS as SIZES
 from model.kernels.cpu import native
 from model.linear.int4 import Int4Linear
 from tests.model.checkpoint.gguf_files import KINDS, VOCAB, save, stored
@@ -16,8 +21,17 @@ from tests.model.driving import network
 
 
 def test_every_kind_that_is_read_is_tested() -> None:
-    """Also those that a newer gguf package brings."""
-    assert sorted(KINDS) == sorted(readable_kinds())
+    assert sorted(KINDS) == sorted(READABLE)
+
+
+def test_kinds_are_those_of_the_package() -> None:
+    """Numbers and sizes, and that it has a decoder: also of the kinds that a newer package brings."""
+    theirs = {kind.name: (int(kind), *GGML_QUANT_SIZES[kind]) for kind in GGMLQuantizationType}
+    assert {name: tuple(kind[1:4]) for name, kind in SIZES.items() if name != "Q2_0"} == theirs
+    for name in theirs.keys() - FEW.keys() - FLOATS.keys():
+        block = np.zeros((1, SIZES[name].n_bytes), np.uint8)
+        with nullcontext() if SIZES[name].is_read else pytest.raises(NotImplementedError):
+            dequantize(block, GGMLQuantizationType[name])
 
 
 @pytest.mark.parametrize("kind", KINDS)
