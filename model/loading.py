@@ -17,7 +17,7 @@ from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.checkpoint.quantized.config import OwnBits
 from model.checkpoint.stored import Stored
 from model.errors import MemoryLack, ModelError, OptionError, one_line
-from model.grammar.archive import pack
+from model.grammar.archive import packer
 from model.kernels.cpu import native
 from model.linear import selection as linear
 from model.linear.schemes import stored_as
@@ -116,7 +116,7 @@ def load(setup: Setup, checkpoint: Checkpoint, progress: Progress, member: Membe
     sizes = sizes._replace(length=length)
     model = read(setup, checkpoint, progress, member.group)
     adapters = _read_adapters(setup, progress)
-    archive = pack(Path(options.model), options.template)
+    archive = packer(Path(options.model), options.template)
     masks = Masks(First({"size": setup.config.vocab_size}, archive), setup.config.vocab_size)
     about = _describe(setup, checkpoint), prefix_files(setup, checkpoint)
     build = partial(_runner, setup, model, masks, adapters, *about, member.runner)

@@ -55,10 +55,10 @@ class CannotStart(ProcessLost):
 
 
 class First(NamedTuple):
-    """The first frame for a process: what it has to know before its first input."""
+    """The first frame for a process: what it has to know before its first input. `data` makes its bytes."""
 
     value: dict[str, Any]
-    data: bytes = b""
+    data: Callable[[], bytes] = bytes
 
 
 class Link:
@@ -151,6 +151,7 @@ class HelperProcess:
         self._does = does
         self._closed = False
         self._ending = threading.RLock()
+        data = first.data()
         self._limited = True  # until it says that the system allows it as much memory as its own limits do
         try:
             self._start(module, n_links, environment=environment, start_new_session=own_session)
@@ -161,7 +162,7 @@ class HelperProcess:
             # This thread reads the exit code as soon as there is one: no zombie stays, whoever kills the process.
             # Private: `_thread` is documented. `Thread.start` could wait for ever where memory is short.
             _thread.start_new_thread(self._process.wait, ())
-            self._limited = self.exchange(*first)[0]["limited"]
+            self._limited = self.exchange(first.value, data)[0]["limited"]
         except (ProcessLost, RuntimeError) as error:  # RuntimeError: the system allows no more threads
             self.end()
             raise CannotStart("it was lost while it started") from error

@@ -71,24 +71,26 @@ def _opened(
     """Do `open_gguf` for files with these sizes and times of their last change."""
     file = read_parts(paths)
     weights = [tensor for tensor in file.tensors if tensor.name != DIVISORS]
+    # Copies, because a mapped file may be cut later, and to read what it had would end the process.
+    metadata = {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in file.metadata.items()}
     index = Index(paths, tuple(entry for tensor in weights for entry in entries(tensor, GGUF)))
     shapes = {entry.name: entry.shape for entry in index.entries}
     if EMBEDDINGS not in shapes:
         raise ModelError(f"{source.name} has no tensor 'token_embd.weight'; a model needs it")
     with _metadata_of(source):
-        config = hf_config(file.metadata, shapes, _divisors(paths, file.tensors), index.dtype)
-        img_break = _img_break(index, file.metadata) if beside else None
+        config = hf_config(metadata, shapes, _divisors(paths, file.tensors), index.dtype)
+        img_break = _img_break(index, metadata) if beside else None
     encoder, unused = find_encoder(beside, source, config["hidden_size"], img_break)
-    lines = (check(source.name, file.metadata) for check in (wrong_conversions, wrong_padding, unused_keys))
-    return GgufModel(index, file.metadata, config, encoder, (*chain.from_iterable(lines), *unused))
+    lines = (check(source.name, metadata) for check in (wrong_conversions, wrong_padding, unused_keys))
+    return GgufModel(index, metadata, config, encoder, (*chain.from_iterable(lines), *unused))
 
 
-def gguf_files(source: Path) -> Traversable:
-    """Make the configuration and tokenizer of the model, as files in memory.
+def gguf_files(source: Path, opened: GgufModel | None = None) -> Traversable:
+    """Make the configuration and tokenizer of the model, as files in memory. One that is `opened` may have gone.
 
     Raises ModelError as `open_gguf` does, and for a tokenizer that is not supported.
     """
-    opened = open_gguf(source)
+    opened = opened or open_gguf(source)
     sampling = EMBEDDED_SAMPLING if is_embedded(source) else {}
     with _metadata_of(source):
         files = tokenizer_files(opened.metadata)

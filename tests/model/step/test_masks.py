@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from model.batch import Slice
-from model.grammar.archive import pack
+from model.checkpoint.embedded import embedded_gguf
+from model.grammar.archive import packer
 from model.grammar.client import GrammarProcess
 from model.kernels.cpu.records import NO_TOKEN
 from model.machine.helper import First
@@ -253,11 +254,17 @@ def test_every_fault_ends_in_masks_or_a_fault(kind: str, code: int) -> None:
         assert (descriptors(), offspring()) == (before, children), fault
 
 
-def test_the_process_needs_no_directory(embedded_files: Path, tmp_path: Path) -> None:
-    shutil.copytree(embedded_files, tmp_path, dirs_exist_ok=True)
-    width = 49152
-    masks = Masks(First({"size": width}, pack(tmp_path)), width)
-    yes = load_tokenizer(tmp_path).encode("yes", add_bos=False, parse_control=False)
+@pytest.mark.parametrize("is_gguf", [False, True])
+def test_the_process_needs_no_files(is_gguf: bool, embedded_files: Path, tmp_path: Path) -> None:
+    width, model = 49152, tmp_path / "model.gguf" if is_gguf else tmp_path
+    if is_gguf:
+        shutil.copy(embedded_gguf(), model)
+    else:
+        shutil.copytree(embedded_files, model, dirs_exist_ok=True)
+    masks = Masks(First({"size": width}, packer(model)), width)
+    yes = load_tokenizer(model).encode("yes", add_bos=False, parse_control=False)
+    if is_gguf:
+        os.truncate(model, 0)  # a mapped byte of it would end this process
     shutil.rmtree(tmp_path)
     for _ in range(2):
         item = view([], grammar='start: "yes"')
