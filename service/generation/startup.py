@@ -22,6 +22,7 @@ from model.checkpoint.generation_config import GenerationDefaults, read_generati
 from model.checkpoint.model_files import is_gguf, model_files
 from model.checkpoint.resolve import resolve, resolve_again
 from model.errors import ModelError, OptionError, ParameterError
+from model.machine.host import return_free_memory
 from model.options import RunnerOptions
 from model.sharding.layout import Layout
 from model.sharding.shard import check
@@ -118,10 +119,11 @@ def load_text_side(directory: Path, chat_template: Path | None, template: str | 
 def _frozen(side: TextSide) -> TextSide:
     """Freeze the text side, which stays: else a large body makes the collector walk over it, and all threads wait.
 
-    The engine still loads.
+    Making it took several times its memory, in an arena of this thread. The engine still loads.
     """
     gc.collect()
     gc.freeze()
+    return_free_memory()
     return side
 
 
