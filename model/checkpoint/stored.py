@@ -9,7 +9,7 @@ from torch import Tensor
 
 from model.checkpoint.blocks import Blocks, check_finite, joined
 from model.checkpoint.gguf import blocks as gguf
-from model.checkpoint.gguf.values import KINDS
+from model.checkpoint.gguf.index import KINDS
 from model.kernels.groups import BLOCK_GROUP, NVFP4_GROUP
 
 VALUES_AT_ONCE = 2**18

@@ -122,7 +122,9 @@ class HuggingFaceTokenizer:
         model["vocab"] = {hidden.get(text, text): token for text, token in model["vocab"].items()}
         model["unk_token"] = hidden.get(model["unk_token"], model["unk_token"])
         model["merges"] = [
-            (left, right) for left, right in model["merges"] if hidden.keys().isdisjoint((left, right, left + right))
+            pair
+            for pair in model["merges"]
+            if not (pair[0] in hidden or pair[1] in hidden or pair[0] + pair[1] in hidden)
         ]
         spec["post_processor"] = None
         return tokenizers.Tokenizer.from_str(json.dumps(spec))

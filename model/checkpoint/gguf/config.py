@@ -7,8 +7,6 @@ change the computation, else a line for the log.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from model.checkpoint.configs.fields import Fields, unknown_keys
 from model.checkpoint.gguf.rope import read_latent_rope, read_rope
 from model.errors import ModelError, short
@@ -147,7 +145,8 @@ def end_tokens(metadata: Mapping[str, Any]) -> list[int]:
     places = ((text, token) for token, text in enumerate(tokens) if text in _ENDS)
     known = (token for text, token in places if "|" in text or (len(types) and types[token] != NORMAL))
     named = (metadata.get(f"tokenizer.ggml.{name}_token_id", -1) for name in ("eos", "eot", "eom"))
-    ends = map(int, (*named, *np.ravel(metadata.get("tokenizer.ggml.eos_token_ids", ())), *known))
+    several = metadata.get("tokenizer.ggml.eos_token_ids", ())
+    ends = map(int, (*named, *((several,) if isinstance(several, int) else several), *known))
     return [end for end in dict.fromkeys(ends) if 0 <= end < len(tokens)]
 
 
@@ -210,7 +209,6 @@ def _size(values: Mapping[str, Any], name: str) -> int:
 
 def _one(value: Any) -> Any:
     """Return the number of a list with a number for each layer that are all the same, else the value itself."""
-    value = value.tolist() if isinstance(value, np.ndarray) else value
     return value[0] if isinstance(value, list) and value and value == value[:1] * len(value) else value
 
 

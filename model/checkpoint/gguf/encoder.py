@@ -6,20 +6,20 @@ No torch.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from model.checkpoint.configs.fields import Fields
 from model.checkpoint.configs.vision import BIAS, NORM, read_vision
 from model.checkpoint.gguf.entries import entries
 from model.checkpoint.gguf.index import Index, TensorEntry
 from model.checkpoint.gguf.kinds import is_projector
-from model.checkpoint.gguf.reader import GgufFile, read_gguf
-from model.checkpoint.gguf.rows import are_unlike, read_row
+from model.checkpoint.gguf.reader import GgufFile, read_parts
 from model.checkpoint.names import GGUF_VISION
 from model.config.vision import DEVIATION, MEAN, VisionConfig
 from model.errors import ModelError, one_line, short
+
+if TYPE_CHECKING:
+    import numpy as np
 
 PROJECTOR = "pixtral"
 IMG_BREAK = "v.token_embd.img_break"
@@ -66,14 +66,14 @@ def files_beside(source: Path) -> tuple[Path, ...]:
 
 
 def find_encoder(
-    files: Sequence[Path], source: Path, dim: int, img_break: np.ndarray | None
+    files: Sequence[Path], source: Path, dim: int, img_break: "np.ndarray | None"
 ) -> tuple[GgufEncoder | None, tuple[str, ...]]:
     """Find the encoder for the text model `source`, None without one; and a line for each file for another model.
 
     `img_break` is the text model's embedding [dim] of the token at the end of an image's row, None if it has none.
     Raises ModelError if several files fit, for a damaged file, and for an encoder that Noria does not have.
     """
-    opened = {path: read_gguf(path) for path in files}
+    opened = {path: read_parts((path,)) for path in files}
     reasons = {path: _misfit(file.metadata, dim) for path, file in opened.items()}
     if img_break is not None:
         for path in [path for path, reason in reasons.items() if reason is None]:
@@ -96,8 +96,10 @@ def _misfit(metadata: Mapping[str, Any], dim: int) -> str | None:
     return None
 
 
-def _unlike(path: Path, file: GgufFile, source: Path, img_break: np.ndarray) -> str | None:
+def _unlike(path: Path, file: GgufFile, source: Path, img_break: "np.ndarray") -> str | None:
     """Return why the encoder's copy of `img_break` is of another text model; None if it is not, or is missing."""
+    from model.checkpoint.gguf.rows import are_unlike, read_row  # numpy, which no other part of a header needs
+
     copy = next((tensor for tensor in file.tensors if tensor.name == IMG_BREAK), None)
     if copy is None or copy.shape != img_break.shape or not are_unlike(read_row(path, copy), img_break):
         return None

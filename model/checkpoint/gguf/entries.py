@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from model.checkpoint.gguf.index import TensorEntry
-from model.checkpoint.gguf.values import READABLE
+from model.checkpoint.gguf.index import READABLE, TensorEntry
 from model.checkpoint.names import Names, native_name
 from model.errors import ModelError, short
 

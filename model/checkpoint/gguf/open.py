@@ -6,6 +6,7 @@ No torch.
 import io
 import json
 import zipfile
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,9 +14,7 @@ from functools import lru_cache
 from importlib.resources.abc import Traversable
 from itertools import chain
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from model.checkpoint.embedded import EMBEDDED_SAMPLING, is_embedded
 from model.checkpoint.gguf.config import EMBEDDINGS, generation_config, hf_config, unused_keys
@@ -25,10 +24,12 @@ from model.checkpoint.gguf.index import Index, TensorEntry
 from model.checkpoint.gguf.parts import find_parts
 from model.checkpoint.gguf.reader import read_parts
 from model.checkpoint.gguf.rope import wrong_conversions
-from model.checkpoint.gguf.rows import read_row
 from model.checkpoint.gguf.tokenizer import Metadata, tokenizer_files, wrong_padding
 from model.checkpoint.names import GGUF
 from model.errors import ModelError, one_line
+
+if TYPE_CHECKING:
+    import numpy as np
 
 ROW_BREAK = "[IMG_BREAK]"
 DIVISORS = "rope_freqs.weight"
@@ -71,18 +72,16 @@ def _opened(
     """Do `open_gguf` for files with these sizes and times of their last change."""
     file = read_parts(paths)
     weights = [tensor for tensor in file.tensors if tensor.name != DIVISORS]
-    # Copies, because a mapped file may be cut later, and to read what it had would end the process.
-    metadata = {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in file.metadata.items()}
     index = Index(paths, tuple(entry for tensor in weights for entry in entries(tensor, GGUF)))
     shapes = {entry.name: entry.shape for entry in index.entries}
     if EMBEDDINGS not in shapes:
         raise ModelError(f"{source.name} has no tensor 'token_embd.weight'; a model needs it")
     with _metadata_of(source):
-        config = hf_config(metadata, shapes, _divisors(paths, file.tensors), index.dtype)
-        img_break = _img_break(index, metadata) if beside else None
+        config = hf_config(file.metadata, shapes, _divisors(paths, file.tensors), index.dtype)
+        img_break = _img_break(index, file.metadata) if beside else None
     encoder, unused = find_encoder(beside, source, config["hidden_size"], img_break)
-    lines = (check(source.name, metadata) for check in (wrong_conversions, wrong_padding, unused_keys))
-    return GgufModel(index, metadata, config, encoder, (*chain.from_iterable(lines), *unused))
+    lines = (check(source.name, file.metadata) for check in (wrong_conversions, wrong_padding, unused_keys))
+    return GgufModel(index, file.metadata, config, encoder, (*chain.from_iterable(lines), *unused))
 
 
 def gguf_files(source: Path, opened: GgufModel | None = None) -> Traversable:
@@ -119,8 +118,10 @@ def _metadata_of(source: Path) -> Iterator[None]:
         raise ModelError(f"{source.name} has metadata that no model can have: {one_line(error)}") from error
 
 
-def _img_break(index: Index, metadata: Metadata) -> np.ndarray | None:
+def _img_break(index: Index, metadata: Metadata) -> "np.ndarray | None":
     """Return the embedding of the token at the end of an image's row, None if the model has no such token."""
+    from model.checkpoint.gguf.rows import read_row  # numpy, which no other part of a header needs
+
     table = next((entry for entry in index.entries if entry.name == EMBEDDINGS), None)
     if table is None:
         return None
@@ -135,6 +136,7 @@ def _divisors(paths: Sequence[Path], tensors: Sequence[TensorEntry]) -> Sequence
         if tensor.name == DIVISORS:
             if tensor.kind != "F32" or len(tensor.shape) > 1:
                 raise ModelError(f"the GGUF file has {DIVISORS} in {tensor.kind}, expected a row in F32")
-            values = np.fromfile(paths[tensor.file], "<f4", tensor.shape[0], offset=tensor.offset)
-            return [float(value) for value in values]
+            with paths[tensor.file].open("rb") as file:
+                file.seek(tensor.offset)
+                return array("f", file.read(tensor.n_bytes)).tolist()
     return ()

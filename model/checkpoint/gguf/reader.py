@@ -15,10 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from model.checkpoint.gguf.index import TensorEntry
-from model.checkpoint.gguf.values import KINDS, READABLE
+from model.checkpoint.gguf.index import KINDS, READABLE, TensorEntry
 from model.errors import ModelError, one_line, short
 
 VERSIONS = (2, 3)
@@ -77,12 +74,15 @@ def read_parts(paths: Sequence[Path]) -> GgufFile:
                 "download the model again, and do not rename its files"
             )
     tensors = [replace(tensor, file=number) for number, file in enumerate(files) for tensor in file.tensors]
-    expected = files[0].metadata.get("split.tensors.count", len(tensors))
+    metadata = files[0].metadata
+    expected = metadata.get("split.tensors.count", len(tensors))
     if len(tensors) != expected:  # the head and the divisors of RoPE may be missing elsewhere
         raise ModelError(
             f"the parts of the model have {len(tensors)} tensors, expected {short(expected)}; download the model again"
         )
-    return GgufFile(files[0].metadata, tensors)
+    # Lists, because a mapped file may be cut later, and to read what it had would end the process.
+    values = ((name, found.tolist() if isinstance(found, memoryview) else found) for name, found in metadata.items())
+    return GgufFile(dict(values), tensors)
 
 
 class Strings:
@@ -99,8 +99,11 @@ class Strings:
     def __getitem__(self, index: int) -> str:
         return self._data[self._starts[index] : self._starts[index + 1] - 8].decode()
 
+    def __repr__(self) -> str:
+        return repr(list(self))
+
     def __iter__(self) -> Iterator[str]:
-        return map(self.__getitem__, range(len(self)))
+        return (self._data[start : stop - 8].decode() for start, stop in pairwise(self._starts))
 
 
 class _Cursor:
@@ -192,9 +195,10 @@ def _value(cursor: _Cursor, kind: int, what: str) -> Any:
         return cursor.strings(what)
     if inner not in SCALARS:
         raise Damaged(f"{what} has elements of value type {inner}, expected a number or a string")
-    dtype = np.dtype("<" + SCALARS[inner])
-    n = cursor.count(f"numbers in {what}", dtype.itemsize)
-    return np.frombuffer(cursor.data, dtype, n, cursor.skip(n * dtype.itemsize, what)) if n else []
+    size = struct.calcsize("<" + SCALARS[inner])
+    n_bytes = cursor.count(f"numbers in {what}", size) * size
+    start = cursor.skip(n_bytes, what)
+    return memoryview(cursor.data)[start : start + n_bytes].cast(SCALARS[inner])
 
 
 def _alignment(metadata: Mapping[str, Any]) -> int:

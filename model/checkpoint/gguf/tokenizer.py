@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from model.checkpoint.gguf.config import CONTROL, UNKNOWN, UNUSED, USER_DEFINED, end_tokens
@@ -87,7 +86,7 @@ def _adds_bos(metadata: Metadata) -> bool:
 
 def _tokens_of_type(metadata: Metadata, token_type: int) -> list[str]:
     tokens, types = metadata["tokenizer.ggml.tokens"], metadata.get("tokenizer.ggml.token_type", ())
-    return [tokens[index] for index in np.flatnonzero(np.asarray(types) == token_type)]
+    return [tokens[index] for index, kind in enumerate(types) if kind == token_type]
 
 
 def _byte_level(metadata: Metadata) -> Tokenizer:
@@ -97,19 +96,15 @@ def _byte_level(metadata: Metadata) -> Tokenizer:
         raise ModelError(f"the GGUF file has {found}; Noria supports {', '.join(_PRE_TOKENIZERS)}")
     pre = _PRE_TOKENIZERS[name]
     vocab = _vocab(metadata)
-    merges = [_pair(merge, vocab) for merge in metadata["tokenizer.ggml.merges"]]
+    merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in metadata["tokenizer.ggml.merges"])]
+    for left, right in merges:
+        if left not in vocab or right not in vocab or left + right not in vocab:
+            wrong = short(f"{left} {right}")
+            raise ModelError(f"the GGUF file has a merge {wrong}, which does not join two of its tokens to a third")
     tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=pre.whole_words))
     tokenizer.pre_tokenizer = pre.build()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
-
-
-def _pair(merge: str, vocab: Mapping[str, int]) -> tuple[str, str]:
-    """Return the two tokens that a merge joins to a third."""
-    left, _, right = merge.partition(" ")
-    if not (left in vocab and right in vocab and left + right in vocab):
-        raise ModelError(f"the GGUF file has a merge {short(merge)}, which does not join two of its tokens to a third")
-    return left, right
 
 
 def _vocab(metadata: Metadata) -> dict[str, int]:
@@ -139,9 +134,8 @@ def _sentencepiece(metadata: Metadata) -> Tokenizer:
     prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
     unknown = metadata["tokenizer.ggml.tokens"][metadata.get("tokenizer.ggml.unknown_token_id", 0)]
     vocab = _vocab(metadata)
-    scores = np.asarray(metadata["tokenizer.ggml.scores"]).tolist()
     no_text = {name for kind in (CONTROL, UNUSED) for name in _tokens_of_type(metadata, kind)}
-    merges = score_merges(vocab, scores, no_text)
+    merges = score_merges(vocab, metadata["tokenizer.ggml.scores"], no_text)
     tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     replace = normalizers.Replace(" ", "▁")
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replace] if prefix else [replace])

@@ -10,10 +10,10 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from model.checkpoint.blocks import Blocks, widest
-from model.checkpoint.gguf.index import FLOATS, Index
+from model.checkpoint.gguf.index import FLOATS, READABLE, Index
+from model.checkpoint.gguf.index import KINDS as SIZES
 from model.checkpoint.gguf.open import open_gguf
-from model.checkpoint.gguf.values import FEW, READABLE
-from model.checkpoint.gguf.values import KINDS as SIZES
+from model.checkpoint.gguf.values import FEW
 from model.kernels.cpu import native
 from model.linear.int4 import Int4Linear
 from tests.model.checkpoint.gguf_files import KINDS, VOCAB, save, stored
