@@ -1,5 +1,6 @@
 """`noria serve`: the processes of engines, then the server in this one."""
 
+import gc
 import os
 import signal
 import socket
@@ -51,6 +52,7 @@ def run(settings: Settings, zygote: "Launched | None" = None) -> int:
         early = next((entry for entry in entries if entry.at_start), entries[0])
         engines = Engines(settings, zygote)
         started = {early: engines.start(early.settings, lambda: metrics.of_model(early.name))}
+        gc.disable()  # until everything is imported: what imports make is no garbage
         from service.commands.server import create_server
         from service.observe.metrics import Metrics
 
@@ -62,6 +64,8 @@ def run(settings: Settings, zygote: "Launched | None" = None) -> int:
 
         progress = settings.log_format == "human" and sys.stderr.isatty()
         server = create_server(settings, entries, client_of, metrics, sock, keys, progress=progress, health=health)
+        gc.freeze()
+        gc.enable()
         server.run([sock])
         engines.close()
     return int(server.failed)
