@@ -178,7 +178,7 @@ class Stored:
     @property
     def _unit(self) -> tuple[int, int]:
         """Return how many neighbouring channels share elements of a row of `values`, and how many elements that are."""
-        return KINDS[self.kind][2:4] if self.layout == "gguf" else (2 if self.layout == "fp4" else 1, 1)
+        return KINDS[self.kind][1:] if self.layout == "gguf" else (2 if self.layout == "fp4" else 1, 1)
 
     @property
     def _grain(self) -> int:

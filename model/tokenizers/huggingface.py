@@ -121,11 +121,7 @@ class HuggingFaceTokenizer:
         model = spec["model"]
         model["vocab"] = {hidden.get(text, text): token for text, token in model["vocab"].items()}
         model["unk_token"] = hidden.get(model["unk_token"], model["unk_token"])
-        model["merges"] = [
-            pair
-            for pair in model["merges"]
-            if not (pair[0] in hidden or pair[1] in hidden or pair[0] + pair[1] in hidden)
-        ]
+        model["merges"] = [pair for pair in model["merges"] if hidden.keys().isdisjoint((*pair, "".join(pair)))]
         spec["post_processor"] = None
         return tokenizers.Tokenizer.from_str(json.dumps(spec))
 

@@ -6,7 +6,7 @@ No torch.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from model.checkpoint.configs.fields import Fields
 from model.checkpoint.configs.vision import BIAS, NORM, read_vision
@@ -17,9 +17,6 @@ from model.checkpoint.gguf.reader import GgufFile, read_parts
 from model.checkpoint.names import GGUF_VISION
 from model.config.vision import DEVIATION, MEAN, VisionConfig
 from model.errors import ModelError, one_line, short
-
-if TYPE_CHECKING:
-    import numpy as np
 
 PROJECTOR = "pixtral"
 IMG_BREAK = "v.token_embd.img_break"
@@ -66,7 +63,7 @@ def files_beside(source: Path) -> tuple[Path, ...]:
 
 
 def find_encoder(
-    files: Sequence[Path], source: Path, dim: int, img_break: "np.ndarray | None"
+    files: Sequence[Path], source: Path, dim: int, img_break: Any
 ) -> tuple[GgufEncoder | None, tuple[str, ...]]:
     """Find the encoder for the text model `source`, None without one; and a line for each file for another model.
 
@@ -96,7 +93,7 @@ def _misfit(metadata: Mapping[str, Any], dim: int) -> str | None:
     return None
 
 
-def _unlike(path: Path, file: GgufFile, source: Path, img_break: "np.ndarray") -> str | None:
+def _unlike(path: Path, file: GgufFile, source: Path, img_break: Any) -> str | None:
     """Return why the encoder's copy of `img_break` is of another text model; None if it is not, or is missing."""
     from model.checkpoint.gguf.rows import are_unlike, read_row  # numpy, which no other part of a header needs
 

@@ -6,36 +6,24 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from model.kernels.groups import BLOCK_GROUP
 
-
-class Kind(NamedTuple):
-    """A kind: GGUF's name and number, values and bytes of a block, and whether Noria reads it."""
-
-    name: str
-    number: int
-    block: int
-    n_bytes: int
-    is_read: bool = True
-
-
 _KINDS = (
     *(("F32", 0, 1, 4), ("F16", 1, 1, 2), ("Q4_0", 2, 32, 18), ("Q4_1", 3, 32, 20), ("Q5_0", 6, 32, 22)),
-    *(("Q5_1", 7, 32, 24), ("Q8_0", 8, 32, 34), ("Q8_1", 9, 32, 40, False), ("Q2_K", 10, 256, 84)),
-    *(("Q3_K", 11, 256, 110), ("Q4_K", 12, 256, 144), ("Q5_K", 13, 256, 176), ("Q6_K", 14, 256, 210)),
-    *(("Q8_K", 15, 256, 292, False), ("IQ2_XXS", 16, 256, 66), ("IQ2_XS", 17, 256, 74), ("IQ3_XXS", 18, 256, 98)),
-    *(("IQ1_S", 19, 256, 50), ("IQ4_NL", 20, 32, 18), ("IQ3_S", 21, 256, 110), ("IQ2_S", 22, 256, 82)),
-    *(("IQ4_XS", 23, 256, 136), ("I8", 24, 1, 1, False), ("I16", 25, 1, 2, False), ("I32", 26, 1, 4, False)),
-    *(("I64", 27, 1, 8, False), ("F64", 28, 1, 8, False), ("IQ1_M", 29, 256, 56), ("BF16", 30, 1, 2)),
-    *(("TQ1_0", 34, 256, 54), ("TQ2_0", 35, 256, 66), ("MXFP4", 39, 32, 17), ("NVFP4", 40, 64, 36)),
-    *(("Q1_0", 41, 128, 18), ("Q2_0", 42, 64, 18)),
+    *(("Q5_1", 7, 32, 24), ("Q8_0", 8, 32, 34), ("Q8_1", 9, 32, 40), ("Q2_K", 10, 256, 84), ("Q3_K", 11, 256, 110)),
+    *(("Q4_K", 12, 256, 144), ("Q5_K", 13, 256, 176), ("Q6_K", 14, 256, 210), ("Q8_K", 15, 256, 292)),
+    *(("IQ2_XXS", 16, 256, 66), ("IQ2_XS", 17, 256, 74), ("IQ3_XXS", 18, 256, 98), ("IQ1_S", 19, 256, 50)),
+    *(("IQ4_NL", 20, 32, 18), ("IQ3_S", 21, 256, 110), ("IQ2_S", 22, 256, 82), ("IQ4_XS", 23, 256, 136)),
+    *(("I8", 24, 1, 1), ("I16", 25, 1, 2), ("I32", 26, 1, 4), ("I64", 27, 1, 8), ("F64", 28, 1, 8)),
+    *(("IQ1_M", 29, 256, 56), ("BF16", 30, 1, 2), ("TQ1_0", 34, 256, 54), ("TQ2_0", 35, 256, 66)),
+    *(("MXFP4", 39, 32, 17), ("NVFP4", 40, 64, 36), ("Q1_0", 41, 128, 18), ("Q2_0", 42, 64, 18)),
 )
-KINDS: Mapping[str, Kind] = {values[0]: Kind(*values) for values in _KINDS}
-"""A fork of llama.cpp writes blocks of 128 values under the number of Q2_0. The reader refuses such a file, because its
-tensors would overlap or exceed it."""
-READABLE = tuple(kind.name for kind in KINDS.values() if kind.is_read)
+KINDS: Mapping[str, tuple[int, int, int]] = {kind[0]: kind[1:] for kind in _KINDS}
+"""GGUF's number of each kind, values and bytes of a block. The layouts are those of llama.cpp's ggml-common.h of 2026
+(commit 01243c58). A fork writes blocks of 128 values under the number of Q2_0. The reader refuses such a file, because
+its tensors would overlap or exceed it."""
+READABLE = tuple(name for name in KINDS if name not in ("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"))
 FLOATS: Mapping[str, str] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """PyTorch's name of each kind that is not quantized."""
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 from importlib.resources.abc import Traversable
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from model.checkpoint.embedded import EMBEDDED_SAMPLING, is_embedded
 from model.checkpoint.gguf.config import EMBEDDINGS, generation_config, hf_config, unused_keys
@@ -27,9 +27,6 @@ from model.checkpoint.gguf.rope import wrong_conversions
 from model.checkpoint.gguf.tokenizer import Metadata, tokenizer_files, wrong_padding
 from model.checkpoint.names import GGUF
 from model.errors import ModelError, one_line
-
-if TYPE_CHECKING:
-    import numpy as np
 
 ROW_BREAK = "[IMG_BREAK]"
 DIVISORS = "rope_freqs.weight"
@@ -118,8 +115,8 @@ def _metadata_of(source: Path) -> Iterator[None]:
         raise ModelError(f"{source.name} has metadata that no model can have: {one_line(error)}") from error
 
 
-def _img_break(index: Index, metadata: Metadata) -> "np.ndarray | None":
-    """Return the embedding of the token at the end of an image's row, None if the model has no such token."""
+def _img_break(index: Index, metadata: Metadata) -> Any:
+    """Return the embedding [dim] of the token at the end of an image's row, None if the model has no such token."""
     from model.checkpoint.gguf.rows import read_row  # numpy, which no other part of a header needs
 
     table = next((entry for entry in index.entries if entry.name == EMBEDDINGS), None)

@@ -21,7 +21,7 @@ from model.errors import ModelError, one_line, short
 VERSIONS = (2, 3)
 MAX_DIMENSIONS = 4
 DEFAULT_ALIGNMENT = 32
-SCALARS: Mapping[int, str] = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
+SCALARS: Mapping[int, Any] = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 """Formats of `struct` by GGUF's number of a value type."""
 STRING, ARRAY = 8, 9
 MIN_FIELD_BYTES, MIN_TENSOR_BYTES = 13, 32
@@ -86,10 +86,9 @@ def read_parts(paths: Sequence[Path]) -> GgufFile:
 
 
 class Strings:
-    """An array of strings as the file has it, each after its length. A list would take four times the memory."""
+    """An array of strings as the file has it. A list takes four times the memory. `starts` has one more."""
 
     def __init__(self, data: bytes, starts: Sequence[int]) -> None:
-        """Take the bytes, and where each string starts, and one more would."""
         self._data = data
         self._starts = starts
 
@@ -112,10 +111,11 @@ class _Cursor:
     def __init__(self, data: mmap.mmap | bytes) -> None:
         self.data = data
         self.place = 0
+        self._size = len(data)
 
     @property
     def left(self) -> int:
-        return len(self.data) - self.place
+        return self._size - self.place
 
     def skip(self, n_bytes: int, what: str) -> int:
         """Move over `n_bytes`; returns where they start."""
@@ -128,31 +128,23 @@ class _Cursor:
         return struct.unpack_from("<" + code, self.data, self.skip(struct.calcsize("<" + code), what))[0]
 
     def string(self, what: str) -> str:
-        length = self.number("Q", f"the length of {what}")
-        start = self.skip(length, what)
+        """Read a string. In few calls: a vocabulary has hundreds of thousands."""
+        start = self.place + 8
+        self.place = stop = start + int.from_bytes(self.data[self.place : start], "little")
+        if stop > self._size:
+            raise Damaged(f"{what} at byte {start} needs {stop - start} bytes, the file ends at byte {self._size}")
         try:
-            return self.data[start : self.place].decode()
+            return self.data[start:stop].decode()
         except UnicodeDecodeError:
             raise Damaged(f"{what} at byte {start} is not UTF-8") from None
 
-    def strings(self, what: str) -> "Strings":
-        """Read an array of strings, each checked as in `string`, but with few calls: a vocabulary has 100,000s."""
-        n_strings = self.count(f"strings in {what}", 8)
-        data, size, begin, start, starts = self.data, len(self.data), self.place, self.place + 8, array("Q")
-        try:
-            for _ in range(n_strings):
-                starts.append(start - begin)
-                stop = start + int.from_bytes(data[start - 8 : start], "little")
-                if stop > size:
-                    self.place = start - 8
-                    self.string(what)  # it says what is missing
-                data[start:stop].decode()
-                start = stop + 8
-        except UnicodeDecodeError:
-            raise Damaged(f"{what} at byte {start} is not UTF-8") from None
-        starts.append(start - begin)
-        self.place = start - 8
-        return Strings(data[begin : self.place], starts)
+    def strings(self, what: str) -> Strings:
+        n_strings, begin, starts = self.count(f"strings in {what}", 8), self.place, array("Q")
+        for _ in range(n_strings):
+            starts.append(self.place + 8 - begin)
+            self.string(what)
+        starts.append(self.place + 8 - begin)
+        return Strings(self.data[begin : self.place], starts)
 
     def count(self, what: str, least_bytes: int) -> int:
         """Read a number of things of at least so many bytes."""
@@ -239,14 +231,14 @@ def _described(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
 def _placed(
     described: Sequence[tuple[str, tuple[int, ...], int, int]], start: int, alignment: int
 ) -> Iterator[TensorEntry]:
-    kinds = {kind.number: kind for kind in KINDS.values()}
+    kinds = {number: (kind, block, n_bytes) for kind, (number, block, n_bytes) in KINDS.items()}
     for name, shape, number, offset in described:
         what = f"the tensor {short(name)}"
         if number not in kinds:
             raise Unknown(f"{what} of GGUF's kind number {number}; Noria reads {', '.join(READABLE)}")
-        kind = kinds[number]
-        if not prod(shape) or shape[-1] % kind.block:
-            raise Damaged(f"{what} has shape {list(shape)}, expected rows of whole blocks of {kind.block} values")
+        kind, block, n_bytes = kinds[number]
+        if not prod(shape) or shape[-1] % block:
+            raise Damaged(f"{what} has shape {list(shape)}, expected rows of whole blocks of {block} values")
         if offset % alignment:
             raise Damaged(f"{what} starts at {offset}, expected a multiple of {alignment}")
-        yield TensorEntry(name, kind.name, shape, start + offset, prod(shape) // kind.block * kind.n_bytes)
+        yield TensorEntry(name, kind, shape, start + offset, prod(shape) // block * n_bytes)

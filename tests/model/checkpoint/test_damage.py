@@ -149,7 +149,7 @@ def a_tensor(name: str, sizes: list[int], kind: int = 0, offset: int = 0) -> byt
         ),
         (
             with_counts(0, 1, text("a") + typed(["é", "ü"]).replace(text("ü"), b"\x99" + bytes(20))),
-            "the field 'a' at byte 67 needs 153 bytes, the file has 13 more",
+            "the field 'a' at byte 67 needs 153 bytes, the file ends at byte 80",
         ),
         (with_counts(0, 2, (text("a") + typed(True)) * 2), "it has the metadata field 'a' twice"),
         (
