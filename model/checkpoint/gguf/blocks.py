@@ -42,9 +42,15 @@ def blocks(rows: Tensor, kind: str, own: range) -> Blocks:
 
 def floats(rows: Tensor, kind: str, own: range) -> Tensor:
     """Decode the channels `own` of uint8 [n_out, bytes of a row] to float32."""
-    whole = (
-        _as_they_are(rows, kind).floats() if kind in AS_THEY_ARE else torch.from_numpy(dequantized(rows.numpy(), kind))
-    )
+    if kind in AS_THEY_ARE:
+        whole = _as_they_are(rows, kind).floats()
+    elif kind == "Q6_K":
+        whole = _q6_k_floats(rows)
+    elif kind in _K_KINDS:
+        q, scales, minima = _K_KINDS[kind](rows)
+        whole = (q * scales[..., None] - minima[..., None]).flatten(1)
+    else:
+        whole = torch.from_numpy(dequantized(rows.numpy(), kind))
     return whole[:, own.start : own.stop]
 
 
@@ -85,17 +91,34 @@ def _few_bits(kind: str, rows: Tensor) -> Blocks:
     return Blocks(joined(q), scales.repeat_interleave(values.shape[2] // BLOCK_GROUP, 1))
 
 
-def _q4_k(rows: Tensor) -> Blocks:
+def _k_blocks(kind: str, rows: Tensor) -> Blocks:
+    q, scales, minima = _K_KINDS[kind](rows)
+    return Blocks(joined(q) if kind == "Q4_K" else q.view(torch.int8), scales.half(), (-minima).half())
+
+
+def _q4_k(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     blocks = rows.unflatten(1, (-1, 144))
-    q = _pairs_of_groups(blocks[..., 16:])
-    return Blocks(joined(q), *_scales_and_minima(blocks))
+    return _pairs_of_groups(blocks[..., 16:]), *_scales_and_minima(blocks)
 
 
-def _q5_k(rows: Tensor) -> Blocks:
+def _q5_k(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     blocks = rows.unflatten(1, (-1, 176))
     high = blocks[..., None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1  # [n, blocks, 8, 32]
-    q = _pairs_of_groups(blocks[..., 48:]) | high.flatten(1, 2) << 4
-    return Blocks(q.view(torch.int8), *_scales_and_minima(blocks))
+    return _pairs_of_groups(blocks[..., 48:]) | high.flatten(1, 2) << 4, *_scales_and_minima(blocks)
+
+
+def _q6_k_floats(rows: Tensor) -> Tensor:
+    """Decode to float32: groups of 16 channels have an int8 factor, and 256 channels a float16 one."""
+    blocks = rows.unflatten(1, (-1, 210))
+    low = blocks[..., :128].unflatten(2, (2, 1, 64)) >> _shifts(4) & 15  # [n, blocks, 2, 2, 64]
+    high = blocks[..., 128:192].unflatten(2, (2, 1, 32)) >> _shifts(2) & 3  # [n, blocks, 2, 4, 32]
+    q = (low.flatten(2) | high.flatten(2) << 4).view(torch.int8) - 32
+    scales = _halves(blocks, 208).float()[..., None] * blocks[..., 192:208].view(torch.int8)
+    return (q.unflatten(2, (16, 16)) * scales[..., None]).flatten(1)
+
+
+def _shifts(n_bits: int) -> Tensor:
+    return torch.arange(0, 8, n_bits, dtype=torch.uint8)[:, None]
 
 
 def _iq4_xs(rows: Tensor) -> Blocks:
@@ -108,14 +131,15 @@ def _iq4_xs(rows: Tensor) -> Blocks:
     return Blocks(_CODES[_nibbles(quants).int()], scales.flatten(1))
 
 
+_K_KINDS: Mapping[str, Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]] = {"Q4_K": _q4_k, "Q5_K": _q5_k}
+"""Decoders to integers [n, groups, 32], and scales and minima [n, groups] in float32."""
 _DECODERS: Mapping[str, Callable[[Tensor], Blocks]] = {
     "Q1_0": partial(_few_bits, "Q1_0"),
     "Q2_0": partial(_few_bits, "Q2_0"),
     "Q5_0": _q5_0,
     "Q5_1": _q5_1,
     "IQ4_NL": _iq4_nl,
-    "Q4_K": _q4_k,
-    "Q5_K": _q5_k,
+    **{kind: partial(_k_blocks, kind) for kind in _K_KINDS},
     "IQ4_XS": _iq4_xs,
 }
 
@@ -148,9 +172,12 @@ def _pairs_of_groups(data: Tensor) -> Tensor:
 
 
 def _scales_and_minima(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Decode scales and minima [n, blocks * 8] of Q4_K and Q5_K: float16 factors times 16 numbers in 12 bytes."""
+    """Decode scales and minima [n, blocks * 8] of Q4_K and Q5_K: float16 factors times 16 numbers in 12 bytes.
+
+    A value is its integer times its scale, less its minimum.
+    """
     d, m, md = blocks[..., 4:16].unflatten(2, (3, 4)).unbind(2)  # [n, blocks, 4] each
     scales = torch.cat((d & 63, md & 15 | d >> 2 & 48), dim=2)
     minima = torch.cat((m & 63, md >> 4 | m >> 2 & 48), dim=2)
     scale, minimum = (_halves(blocks, at).float()[..., None] for at in (0, 2))
-    return (scale * scales).half().flatten(1), (-minimum * minima).half().flatten(1)
+    return (scale * scales).flatten(1), (minimum * minima).flatten(1)
