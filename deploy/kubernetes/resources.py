@@ -13,9 +13,9 @@ from typing import Any
 MIB = 2**20
 STEP = 256
 """Requests are rounded up to this many MiB."""
-PROCESSES = 250 + 115 + 146 + 100 + 16 * 8
-"""MiB of the engine, the service, the spare engine, grammars, and large bodies with --max-body 8MiB: the table "Sizing"
-of docs/operations.md."""
+PROCESSES = 60 + 105 + 160 + 120 + 16 * 8
+"""MiB of the engine, the service, the zygote, grammars, and large bodies with --max-body 8MiB: the table "Sizing" of
+docs/operations.md."""
 CUDA = 7424
 """MiB of host memory for CUDA's libraries and driver, and for weights on their way to the GPU: an estimate that nobody
 has measured. Together with the rest it is 8 GiB."""

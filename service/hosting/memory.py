@@ -12,14 +12,14 @@ from model.options import GPU_UTILIZATION, RunnerOptions
 from service.generation.startup import runner_options
 from service.settings import BUDGET_SHARE, Settings
 
-ENGINE_BYTES = 400 * 2**20
-"""Memory of a model's processes besides what the plan counts.
+ENGINE_BYTES = {"cpu": 300 * 2**20, "cuda": 400 * 2**20}
+"""Memory of a model's processes besides what the plan counts, by device.
 
 Measured as private memory (`Private_*` in /proc/PID/smaps_rollup) once prompts had filled the KV cache, and a JSON
-answer and images had been computed. Beyond weights and cache an engine holds 164 MiB for a tiny Pixtral, 169 MiB for a
-tiny Mixtral, and 225 MiB with the steps of the embedded model, which its plan counts as 266 MiB. The process that
-follows grammars holds up to 79 MiB, the one that decodes images 12 MiB, and the spare engine of all models 152 MiB. For
-each of two models this is 336 MiB; the rest is margin.
+answer and images had been computed. Beyond weights and cache an engine holds 60 MiB with the steps of the embedded
+model, which its plan counts as 266 MiB. The process that follows grammars holds up to 82 MiB, the one that decodes
+images 12 MiB, and the zygote of all models 160 MiB with what engines share. For each of two models this is 234 MiB; the
+rest is margin. On a GPU, where a context of CUDA is part of it, nothing was measured.
 """
 LEAST_CACHE = 0.25
 """The part of its share of the memory for KV caches that a model keeps. With less, models take turns instead."""
@@ -62,12 +62,13 @@ def need_of(settings: Settings, budget: int, n_models: int) -> Need:
     `LEAST_CACHE` of 5 GB, it would get 5 GB. Raises NoriaError: MemoryLack for a model that does not fit alone.
     """
     directory = resolve(settings.model, revision=settings.revision, weights=False)
-    options = replace(RunnerOptions(**runner_options(settings, directory)), device=device_of(settings.device)[0])
-    plan = make_plan(directory, options, budget - ENGINE_BYTES)
+    device, _ = device_of(settings.device)
+    options = replace(RunnerOptions(**runner_options(settings, directory)), device=device)
+    plan = make_plan(directory, options, budget - ENGINE_BYTES[device])
     if reason := lack(plan, options):
         raise MemoryLack(f"{settings.names[0]} does not fit into --memory-budget {budget}: {reason}")
     adapters = plan.adapter * plan.adapters if settings.lora or settings.lora_dir else 0
-    fixed = ENGINE_BYTES + plan.taken + plan.step + plan.graphs + adapters
+    fixed = ENGINE_BYTES[device] + plan.taken + plan.step + plan.graphs + adapters
     share, beside = (plan.cache or 0) // n_models, budget // n_models - fixed
     cache = options.cache_memory or (beside if LEAST_CACHE * share <= beside < share else share)
     return Need(fixed + cache, cache)
