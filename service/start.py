@@ -1,6 +1,5 @@
 """The start of engine processes, before the slow imports of the service."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from service.settings import Settings
@@ -25,22 +24,8 @@ class Engines:
         self._format = settings.log_format
         self._zygote = Zygote(NETWORK, launched)
 
-    def start(self, settings: Settings, measured: Callable[[], "ModelMetrics"]) -> "EngineClient":
-        """Return the client of an engine process that starts now.
-
-        An engine of several ranks starts once the model's configuration is known: each of them takes memory and time.
-        Raises NoriaError if the machine cannot start a process.
-        """
-        client = self.client(settings, measured)
-        if settings.layout.size == 1:
-            client.spawn()  # else `load_served` first sees whether the model fits the ranks
-        return client
-
-    def client(self, settings: Settings, measured: Callable[[], "ModelMetrics"]) -> "EngineClient":
-        """Return the client of an engine that is not started yet.
-
-        `measured` gives the metrics that count what the engine reports; no report comes before the model is loaded.
-        """
+    def client(self, settings: Settings, measured: "ModelMetrics") -> "EngineClient":
+        """Return the client of an engine that is not started yet. `measured` counts what the engine reports."""
         from service.engine.client import EngineClient
 
         n_ranks = settings.layout.size
@@ -49,10 +34,10 @@ class Engines:
             name=settings.names[0],
             step_timeout=settings.step_timeout,
             continues=settings.on_engine_loss == "continue",
-            on_report=lambda report: measured().observe_report(report),
-            on_beat=lambda beat: measured().observe_beat(beat),
-            on_restart=lambda: measured().observe_restart(),
-            on_continue=lambda: measured().observe_continued(),
+            on_report=measured.observe_report,
+            on_beat=measured.observe_beat,
+            on_restart=measured.observe_restart,
+            on_continue=measured.observe_continued,
         )
 
     def close(self) -> None:

@@ -26,15 +26,15 @@ class Replica:
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Start the engine process. Raises NoriaError for settings that cannot work on this machine."""
+        """Start the zygote. Raises NoriaError for settings that cannot work on this machine."""
         settings.check()
         self._settings = settings
         self._keys = Keys(settings.api_keys, settings.api_key_file)
         self._entry, *others = read_entries(settings)
         if others:
             raise OptionError("a replica of Ray serves one model: deploy an application for each")
-        self._client = Engines(settings).start(settings, lambda: self._measured.of_model(self._entry.name))
         self._measured = Metrics()
+        self._client = Engines(settings).client(settings, self._measured.of_model(self._entry.name))
         self._exporting: asyncio.Task[None] | None = None
         self._decided = asyncio.Event()  # set when the model is loaded, and when it never will be
         self._failure: Exception | None = None

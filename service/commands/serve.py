@@ -49,9 +49,7 @@ def run(settings: Settings, zygote: "Launched | None" = None) -> int:
     if settings.health_port is not None:
         probes = listen(settings.address[0], settings.health_port, "--health-port")
     with requests as sock, probes as health:
-        early = next((entry for entry in entries if entry.at_start), entries[0])
         engines = Engines(settings, zygote)
-        started = {early: engines.start(early.settings, lambda: metrics.of_model(early.name))}
         gc.disable()  # until everything is imported: what imports make is no garbage
         from service.commands.server import create_server
         from service.observe.metrics import Metrics
@@ -59,8 +57,7 @@ def run(settings: Settings, zygote: "Launched | None" = None) -> int:
         metrics = Metrics()
 
         def client_of(entry: ModelEntry) -> "EngineClient":
-            of_model = metrics.of_model(entry.name)
-            return started.pop(entry, None) or engines.client(entry.settings, lambda: of_model)
+            return engines.client(entry.settings, metrics.of_model(entry.name))
 
         progress = settings.log_format == "human" and sys.stderr.isatty()
         server = create_server(settings, entries, client_of, metrics, sock, keys, progress=progress, health=health)

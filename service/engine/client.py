@@ -94,13 +94,6 @@ class EngineClient:
         self.load_began, self._load_seconds = 0.0, 0.0
         self._decided = asyncio.Event()  # set while an engine serves, and when none will
 
-    def spawn(self) -> None:
-        """Start an engine process; it imports what it needs while the caller continues. Needs no event loop.
-
-        Raises NoriaError if the machine cannot start another process.
-        """
-        self._supervisor.spawn()
-
     async def start(
         self, options: Mapping[str, Any], renew: Callable[[], Awaitable[Mapping[str, Any]]] | None = None
     ) -> None:

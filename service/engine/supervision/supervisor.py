@@ -52,12 +52,7 @@ class Supervisor:
         self._take = take
         self._on_end = on_end
         self._patience = patience
-        self._next: EngineConnection | None = None
         self.current: EngineConnection | None = None
-
-    def spawn(self) -> None:
-        """Start the first engine. Needs no event loop. Raises NoriaError if the machine cannot."""
-        self._next = EngineConnection(self._new_engine())
 
     async def run(self, options: Callable[[], Awaitable[Options]], on_restart: Callable[[], None]) -> NoReturn:
         """Run engines, each with what `options` gives for it. Raises NoriaError to give up."""
@@ -79,15 +74,16 @@ class Supervisor:
             await asyncio.sleep(backoff(failures))
 
     async def close(self) -> None:
-        """End every engine, once `run` has ended."""
-        for connection in filter(None, (self._next, self.current)):
-            await connection.stop()
+        """End the engine, once `run` has ended."""
+        if self.current is not None:
+            await self.current.stop()
 
     async def _run_engine(self, options: Callable[[], Awaitable[Options]]) -> "EngineEnd":
         """Run one engine from its start to its end. An error in this code must not end the supervision."""
         failure = None
         try:
-            connection = await self._connect()
+            self.current = connection = EngineConnection(self._new_engine())
+            await connection.open()
             connection.load(LoadModel(dict(await options()), self._patience.step, self._name), self._take)
             if (failure := await connection.watch(self._patience)) is not None:
                 log.error("%s; killing it", failure, extra=self._about)
@@ -102,13 +98,6 @@ class Supervisor:
             return EngineEnd(False, False, failure, "never started")
         how = await ended.close()
         return EngineEnd(ended.started, ended.ready, ended.failure or failure, how)
-
-    async def _connect(self) -> EngineConnection:
-        """Return an engine that waits for its model: the one that `spawn` started, or a new one."""
-        self.current = self._next or EngineConnection(self._new_engine())
-        self._next = None
-        await self.current.open()
-        return self.current
 
 
 class EngineEnd(NamedTuple):

@@ -11,11 +11,9 @@ import pytest
 from model.checkpoint.generation_config import GenerationDefaults
 from model.errors import ModelError, NoriaError, OptionError
 from model.options import RunnerOptions
-from service.engine.client import EngineClient
 from service.generation.served import ServedModel, longest_piece
 from service.generation.startup import load_served
 from service.settings import Settings
-from service.start import Engines
 from tests.fakes import VOCAB, IntegerTokenizer, make_info
 from tests.model.checkpoint.gguf_files import new_file, write
 
@@ -86,12 +84,6 @@ def test_ranks_that_cannot_share_the_model_do_not_start(flags: dict[str, Any], m
     with pytest.raises(OptionError, match=message):
         load(settings, client)
     assert not client.ended
-    spawned: list[EngineClient] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(EngineClient, "spawn", lambda client: spawned.append(client))
-        patch.setattr("service.logs.configure", lambda *_: None)  # it would last for the tests that follow
-        Engines(settings).start(settings, lambda: None)  # type: ignore[arg-type,return-value]
-    assert len(spawned) == (settings.layout.size == 1)
 
 
 def serve(ends: tuple[Any, ...] = (), **sampling: Any) -> ServedModel:
