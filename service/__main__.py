@@ -5,15 +5,17 @@
 
 import os
 import sys
+from contextlib import suppress
 
 
 def main() -> None:
     try:
         zygote = None
         if _needs_engine():
-            from service.engine.supervision.launch import try_to_launch
+            from service.engine.supervision.launch import NETWORK, launch
 
-            zygote = try_to_launch()
+            with suppress(OSError):  # whoever needs it finds out why
+                zygote = launch(NETWORK)
         from service import cli
     except KeyboardInterrupt:  # Ctrl-C while Python imports
         raise SystemExit(130) from None

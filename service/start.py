@@ -40,10 +40,6 @@ class Engines:
             on_continue=measured.observe_continued,
         )
 
-    def close(self) -> None:
-        """End the zygote, once its engines have ended."""
-        self._zygote.close()
-
     def _process(self, n_ranks: int) -> "EngineProcess":
         from service import logs
         from service.engine.supervision.process import EngineProcess

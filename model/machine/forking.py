@@ -53,12 +53,13 @@ class ForkedProcess:
             if self._code is None:
                 os.kill(self.pid, signal.SIGKILL)
 
-    def reap_group(self, timeout: float) -> None:
-        """Wait for what it has left in its process group, once this process has adopted that."""
+    def end_group(self, timeout: float) -> None:
+        """End the processes that it has left behind in its group. This process has adopted them."""
         deadline = time.monotonic() + timeout
-        with suppress(ChildProcessError):  # none is left
+        with suppress(ChildProcessError, ProcessLookupError):  # none is left
             while time.monotonic() < deadline:
                 if os.waitpid(-self.pid, os.WNOHANG)[0] == 0:
+                    os.killpg(self.pid, signal.SIGKILL)
                     time.sleep(POLL_SECONDS)
 
 
@@ -81,32 +82,19 @@ def fork(work: Callable[[], None]) -> ForkedProcess:
     return ForkedProcess(_fork(lambda: _with_parent(parent, work)))
 
 
-def fork_for_parent(work: Callable[[], None]) -> int:
+def fork_for_parent(work: Callable[[], None]) -> None:
     """Fork a child of this process's parent, which adopts orphans: it dies with that one, not with this process.
 
-    A process between the two ends at once. Returns the child's process id, once it has that parent, or 0 if the system
-    allows no more processes.
+    A process between the two ends at once. If the system allows no more processes, there is no child.
     """
-    parent, (reading, writing) = os.getppid(), os.pipe()
+    parent = os.getppid()
 
-    def child(between: int) -> None:
-        os.close(reading)
-        os.close(writing)
-        _with_parent(parent, work, orphan_of=between)
+    def between() -> None:
+        own = os.getpid()
+        _fork(lambda: _with_parent(parent, work, orphan_of=own))
 
-    def fork_child() -> None:
-        between = os.getpid()
-        os.write(writing, _fork(lambda: child(between)).to_bytes(4))
-
-    try:
-        os.waitpid(_fork(fork_child), 0)
-    except OSError:
-        return 0
-    finally:
-        os.close(writing)
-        with os.fdopen(reading, "rb") as pipe:
-            pid = pipe.read()
-    return int.from_bytes(pid)
+    with suppress(OSError):
+        os.waitpid(_fork(between), 0)
 
 
 def _with_parent(parent: int, work: Callable[[], None], orphan_of: int | None = None) -> None:

@@ -1,6 +1,7 @@
 """The work of all ranks but rank 0: join, load their part, compute each plan that arrives, until rank 0 is gone."""
 
 import contextlib
+import gc
 import logging
 import os
 import queue
@@ -31,6 +32,8 @@ END_SECONDS = 5.0
 def run(world: World, options: Mapping[str, Any] | None) -> NoReturn:
     """Run a rank and end this process. Threads of torch.distributed may hang in their end."""
     name_process(f"noria-rank-{world.rank}")
+    gc.freeze()  # of what was imported nothing is garbage
+    gc.enable()
     os._exit(follow(world, options))
 
 

@@ -15,7 +15,7 @@ from model.errors import NoriaError, OptionError
 from model.machine import frames
 from model.machine.child import ending
 from model.machine.device import choose_device
-from model.machine.forking import fork
+from model.machine.forking import fork, n_threads
 from model.options import RunnerOptions
 from model.ranks.follow import run
 from model.ranks.followers import Followers, Lost
@@ -41,7 +41,9 @@ class Local:
     """The ranks of this host as children of this process, which die with it. They wait for rank 0's options."""
 
     def __init__(self, world: World) -> None:
-        """Fork them, and then open the meeting, which starts threads. Raises OptionError if the system forbids it."""
+        """Fork them, and then open the meeting, which starts threads. Raises OptionError if that is not possible."""
+        if (n := n_threads()) > 1:
+            raise OptionError(f"a process with {n} threads cannot fork ranks: a library has started one at its import")
         pairs = {rank: socket.socketpair() for rank in range(1, world.size)}
         try:
             self.processes = {rank: fork(partial(_wait, theirs)) for rank, (_, theirs) in pairs.items()}

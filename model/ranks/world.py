@@ -16,7 +16,7 @@ NAMES = {
     "host": "MASTER_ADDR",
     "port": "MASTER_PORT",
 }
-"""The variables of torchrun, by our names. Rank 0 sets the same ones for the ranks that it starts."""
+"""The variables of torchrun, by our names."""
 AGENT = "TORCHELASTIC_USE_AGENT_STORE"
 
 
@@ -50,11 +50,6 @@ class World:
     @property
     def address(self) -> str:
         return f"{self.host}:{self.port}"
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """Return the environment of this rank's process."""
-        return {variable: str(getattr(self, name)) for name, variable in NAMES.items()} | {AGENT: str(self.agent)}
 
     def processors(self, allowed: set[int]) -> set[int]:
         """Return its share of the processors that a process of this host may use. Ranks share them if they are too few.

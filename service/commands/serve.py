@@ -40,6 +40,7 @@ def run(settings: Settings, zygote: "Launched | None" = None) -> int:
         # It has no effect then, and FastAPI does not start with a name that is not installed.
         os.environ.pop("OTEL_PROPAGATORS", None)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server reloads at it
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who ignores it learns no exit code; a parent may have
     keys = Keys(settings.api_keys, settings.api_key_file)
     entries = read_entries(settings)
     if world is not None and len(entries) > 1:
@@ -64,5 +65,4 @@ def run(settings: Settings, zygote: "Launched | None" = None) -> int:
         gc.freeze()
         gc.enable()
         server.run([sock])
-        engines.close()
     return int(server.failed)

@@ -1,7 +1,7 @@
-"""`python -m service.engine MODULE FD`: the zygote, of which engines are forked. It imports MODULE, if one is named.
+"""`python -m service.engine MODULE FD`: the zygote, from which engines are forked. It imports MODULE, if one is named.
 
-Then it waits on the socket FD. With each message comes the service's other end of a wire: it forks an engine there.
-Only `supervision.zygote` starts it.
+Then it waits on the socket FD. Each message brings the other end of a wire, and a socket for the answer: it forks an
+engine, which answers with its process id. Only `supervision.zygote` starts it.
 
 Why a fork is safe here:
 - Threads and locks: it has one thread, which waits for a message, so that nothing holds a lock. NumPy starts none
@@ -26,7 +26,10 @@ from functools import partial
 from model.machine import frames
 from model.machine.child import die_with_parent, name_process, title_process
 from model.machine.forking import fork_for_parent, n_threads
+from service import logs
+from service.engine.messages import Wire
 from service.engine.supervision.launch import PID_BYTES
+from service.engine.worker import Worker
 
 ENGINE = "engine"
 """The word before MODULE and FD for an engine that could not be forked."""
@@ -34,21 +37,17 @@ ENGINE = "engine"
 
 def main() -> None:
     *words, module, descriptor = sys.argv[1:]
-    is_engine = words == [ENGINE]
-    if not is_engine:  # an engine dies with its parent already
-        die_with_parent()
+    die_with_parent()
     # Systemd signals every process of a unit; the service drains and then ends us by closing the wire.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     gc.disable()  # until everything is imported: what imports make is no garbage
     if module:
         with contextlib.suppress(Exception):  # the runner's import meets the same fault and reports it
             importlib.import_module(module)
-    from service import logs  # noqa: F401
-    from service.engine.worker import Worker  # noqa: F401
-
     gc.freeze()  # a collection would write to the pages that engines share
     sock = socket.socket(fileno=int(descriptor))
-    if is_engine:
+    if words == [ENGINE]:
         serve(sock)
     else:
         name_process("noria-zygote")
@@ -59,18 +58,20 @@ def fork_engines(control: socket.socket, module: str) -> None:
     """Fork an engine for each wire that comes, until the service closes its end."""
     anew = n_threads() > 1
     while True:
-        _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        _, descriptors, _, _ = socket.recv_fds(control, 1, 2)
         if not descriptors:
             return
-        with socket.socket(fileno=descriptors[0]) as wire:
-            pid = fork_for_parent(partial(begin, control, wire, module, anew))
-            control.send(pid.to_bytes(PID_BYTES))
+        wire, answer = (socket.socket(fileno=descriptor) for descriptor in descriptors)
+        with wire, answer:
+            fork_for_parent(partial(begin, control, wire, answer, module, anew))
 
 
-def begin(control: socket.socket, wire: socket.socket, module: str, anew: bool) -> None:
+def begin(control: socket.socket, wire: socket.socket, answer: socket.socket, module: str, anew: bool) -> None:
     """Run the engine at this end of a wire, in a session of its own, which its own children share."""
     os.setsid()
     control.close()
+    with answer:
+        answer.send(os.getpid().to_bytes(PID_BYTES))
     if anew:
         wire.set_inheritable(True)
         os.execv(sys.executable, [sys.executable, "-P", "-m", "service.engine", ENGINE, module, str(wire.fileno())])
@@ -79,10 +80,6 @@ def begin(control: socket.socket, wire: socket.socket, module: str, anew: bool) 
 
 def serve(sock: socket.socket) -> None:
     """Run one engine. The wire's first message names its runner, and format and level of its log."""
-    from service import logs
-    from service.engine.messages import Wire
-    from service.engine.worker import Worker
-
     name_process("noria-engine")
     try:
         (runner, log_format, log_level), _ = frames.receive(sock)

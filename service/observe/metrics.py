@@ -57,7 +57,8 @@ class Metrics:
         self.memory_budget: Callable[[], int | None] = lambda: None
         self._build = {"version": version(), "python": platform.python_version(), "torch": metadata.version("torch")}
         registry.register(self)
-        registry.register(ProcessesCollector())
+        registry.register(processes := ProcessesCollector())
+        self.read_processes = processes.read
         self._vllm = CollectorRegistry()
         models = self._models.models
         self._vllm.register(VllmNames(registry, lambda: {m.name: m.info for m in models.values() if m.info}))

@@ -1,4 +1,4 @@
-"""The memory of the service and of the processes below it, read when somebody scrapes: nothing without /proc."""
+"""The memory of the service and of the processes below it. Where the system has no /proc there is none."""
 
 import os
 import re
@@ -19,18 +19,30 @@ PROCESSES = re.compile(r"noria-(zygote|engine|rank|grammar|images|audio)")
 class ProcessesCollector:
     """The memory by kind of process. Engines, and ranks, count together. Pages that two processes share count twice."""
 
+    def __init__(self) -> None:
+        self._read: Counter[tuple[str, str]] | None = None
+
+    def read(self) -> None:
+        """Read for the next `collect`, on any thread: many threads of many processes take milliseconds."""
+        self._read = _memory()
+
     def collect(self) -> Iterator[Metric]:
         about = "Memory by kind of process; what processes share counts in each of them."
         family = GaugeMetricFamily("noria_process_memory_bytes", about, labels=["process", "kind"])
-        total: Counter[tuple[str, str]] = Counter()
-        for pid, status in _tree(os.getpid()):
-            named = PROCESSES.match(_value("Name", status))
-            process = "service" if pid == os.getpid() else named[1] if named else "other"
-            for kind, name in KINDS.items():
-                total[process, kind] += 1024 * int(_value(name, status).removesuffix(" kB") or 0)
-        for labels, n_bytes in total.items():
+        found, self._read = self._read or _memory(), None
+        for labels, n_bytes in found.items():
             family.add_metric(labels, n_bytes)
         yield family
+
+
+def _memory() -> Counter[tuple[str, str]]:
+    total: Counter[tuple[str, str]] = Counter()
+    for pid, status in _tree(os.getpid()):
+        named = PROCESSES.match(_value("Name", status))
+        process = "service" if pid == os.getpid() else named[1] if named else "other"
+        for kind, name in KINDS.items():
+            total[process, kind] += 1024 * int(_value(name, status).removesuffix(" kB") or 0)
+    return total
 
 
 def _tree(pid: int) -> Iterator[tuple[int, str]]:

@@ -67,7 +67,10 @@ def read_parts(paths: Sequence[Path]) -> GgufFile:
     """
     files = [read_gguf(path) for path in paths]
     for number, (path, file) in enumerate(zip(paths, files, strict=True)):
-        found = (file.metadata.get("split.no", 0), max(1, file.metadata.get("split.count", 1)))
+        part, count = (file.metadata.get(f"split.{name}", default) for name, default in (("no", 0), ("count", 1)))
+        if not isinstance(part, int) or not isinstance(count, int):
+            raise ModelError(f"{path.name} says it is part {short(part)} of {short(count)}, expected two numbers")
+        found = (part, max(1, count))
         if found != (number, len(paths)):
             raise ModelError(
                 f"{path.name} says it is part {found[0] + 1} of {found[1]}, expected {number + 1} of {len(paths)}; "

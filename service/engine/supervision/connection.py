@@ -39,13 +39,9 @@ class EngineConnection(asyncio.Protocol):
     """
 
     def __init__(self, engine: EngineHandle) -> None:
-        """Start the engine; it imports what it needs. Needs no event loop.
-
-        Raises NoriaError if the machine cannot start another process.
-        """
         self.ready = False
         self.failure: str | None = None
-        self.ended: asyncio.Future[None] | None = None  # None before `open`
+        self.ended = asyncio.get_running_loop().create_future()
         self._engine = engine
         self._take: Callable[[FromEngine], None] = lambda message: None
         self._heard = 0.0  # when its latest message came, by the event loop's clock
@@ -54,17 +50,20 @@ class EngineConnection(asyncio.Protocol):
         self._incoming = bytearray()
         self._outgoing: deque[bytes | memoryview] = deque()
         self._paused = False
-        try:
-            self._sock = engine.spawn()
-        except OSError as error:
-            raise NoriaError(f"the engine process cannot be started: {error.strerror or error}") from error
 
     async def open(self) -> None:
-        """Read the wire from now on, so that the beats of an engine that waits cannot fill it. Does nothing again."""
-        if self.ended is None:
-            loop = asyncio.get_running_loop()
-            self.ended, self._heard = loop.create_future(), loop.time()
-            await loop.create_unix_connection(lambda: self, sock=self._sock)
+        """Start the engine, and read the wire from now on. Raises NoriaError if there is no socket for the wire."""
+        loop = asyncio.get_running_loop()
+        try:
+            sock = self._engine.spawn()
+        except OSError as error:
+            raise NoriaError(f"the engine process cannot be started: {error.strerror or error}") from error
+        self._heard = loop.time()
+        try:
+            await loop.create_unix_connection(lambda: self, sock=sock)
+        except BaseException:
+            sock.close()
+            raise
 
     @property
     def started(self) -> bool:
@@ -87,7 +86,6 @@ class EngineConnection(asyncio.Protocol):
 
         Delays of this event loop do not count as silence.
         """
-        assert self.ended is not None, "the connection is not open"
         clock = asyncio.get_running_loop().time
         while True:
             before = clock()
@@ -113,7 +111,7 @@ class EngineConnection(asyncio.Protocol):
 
     async def stop(self) -> None:
         """End the engine, as the service ends in good order."""
-        if self.ended is not None:
+        if self.started:
             self.send(Stop())
             await asyncio.wait((self.ended,), timeout=STOP_SECONDS)
         await self.close()
@@ -125,7 +123,8 @@ class EngineConnection(asyncio.Protocol):
         except Exception:
             log.exception("the engine cannot be killed")
         try:
-            (self._transport or self._sock).close()
+            if self._transport is not None:
+                self._transport.close()
             return await asyncio.to_thread(self._engine.wait)
         except Exception as error:
             log.exception("the end of the engine cannot be seen")
@@ -144,7 +143,6 @@ class EngineConnection(asyncio.Protocol):
         self._write()
 
     def data_received(self, data: bytes) -> None:
-        assert self.ended is not None
         if self.ended.done():
             return
         self._incoming += data
@@ -155,7 +153,6 @@ class EngineConnection(asyncio.Protocol):
             self.ended.set_exception(error)
 
     def connection_lost(self, error: Exception | None) -> None:
-        assert self.ended is not None
         self._transport = None
         self._outgoing.clear()
         if not self.ended.done():

@@ -9,11 +9,10 @@ from model.machine.child import start_python
 NETWORK = "model.preloaded"
 """The module that imports what a runner of a model needs. PyTorch is among that, which takes longest of all."""
 PID_BYTES = 4
-"""The answer to a wire: the process id of its engine, or 0 if the system allows no more processes."""
 
 
 class Launched(NamedTuple):
-    """A zygote, and the service's end of the socket over which it gets wires and answers with process ids."""
+    """A zygote, and the service's end of the socket over which it gets wires."""
 
     process: "subprocess.Popen[bytes]"
     sock: socket.socket
@@ -30,11 +29,3 @@ def launch(module: str) -> Launched:
         except BaseException:
             ours.close()
             raise
-
-
-def try_to_launch() -> Launched | None:
-    """Start a zygote that imports the network; None if the machine cannot. Whoever needs it finds out why."""
-    try:
-        return launch(NETWORK)
-    except OSError:
-        return None

@@ -61,10 +61,11 @@ class EngineProcess:
 
     @property
     def started(self) -> bool:
-        return self._process.done() and self._process.exception() is None
+        done = self._process.done() and not self._process.cancelled()
+        return done and self._process.exception() is None
 
     def spawn(self) -> socket.socket:
-        """Return at once: the zygote may still import. A wire that closes says that there is no process."""
+        """Start the engine soon: the zygote may still import. A wire that closes says that there is no process."""
         ours, theirs = socket.socketpair()
         self._process = self._zygote.fork(theirs)
         with contextlib.suppress(OSError):  # it has ended already, which its closed wire tells
@@ -80,12 +81,14 @@ class EngineProcess:
             self._process.result().kill()
 
     def wait(self) -> str:
+        if self._process.cancel() or self._process.cancelled():
+            return "it was not started"
         try:
-            process = self._process.result(END_SECONDS)
+            process = self._process.result()
             how = ending(process.wait(END_SECONDS))
-        except (TimeoutError, subprocess.TimeoutExpired):
+        except subprocess.TimeoutExpired:
             return "it does not end"
         except OSError as error:
             return f"it cannot be started: {error.strerror or error}"
-        process.reap_group(END_SECONDS)
+        process.end_group(END_SECONDS)
         return how

@@ -1,10 +1,11 @@
-"""The zygote, as the service sees it: its one child that imports everything, and of which engines are forked."""
+"""The zygote, as the service sees it: its one child that imports everything, and from which engines are forked."""
 
 import errno
 import logging
 import os
 import queue
 import random
+import select
 import socket
 import subprocess
 import threading
@@ -12,7 +13,7 @@ import time
 from concurrent.futures import Future
 from contextlib import suppress
 
-from model.machine.child import LOADING_SILENCE_SECONDS, STOPPED_SECONDS, is_stopped
+from model.machine.child import LOADING_SILENCE_SECONDS, STOPPED_SECONDS, ending, is_stopped
 from model.machine.forking import ForkedProcess, adopt_orphans
 from service.engine.supervision.launch import PID_BYTES, Launched, launch
 
@@ -21,6 +22,8 @@ log = logging.getLogger("noria.engine")
 WATCH_SECONDS = 1.0
 """Seconds between two looks at whether the zygote lives."""
 LONGEST_SECONDS = 30.0
+KILLED_SECONDS = 1.0
+"""Time for a killed process to end."""
 
 
 def backoff(failures: int) -> float:
@@ -73,39 +76,50 @@ class Zygote:
                 continue
             if request is None:
                 return self._end()
-            wire, future = request
-            with wire:
-                try:
-                    future.set_result(ForkedProcess(self._fork(wire)))
-                except Exception as error:
-                    future.set_exception(error)
+            self._answer(*request)
 
     def _watch(self) -> None:
         """Replace one that has ended, or that a signal has stopped."""
+        before = self._launched
         try:
-            self._living()
+            if self._living() is before:
+                self._failures = 0
         except Exception as error:
             self._failures += 1
             log.warning("there is no zygote: %s", error)
 
+    def _answer(self, wire: socket.socket, future: "Future[ForkedProcess]") -> None:
+        with wire:
+            try:
+                process = ForkedProcess(self._fork(wire))
+            except Exception as error:
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(error)
+            else:
+                if future.set_running_or_notify_cancel():
+                    future.set_result(process)
+                else:  # nobody needs it any more
+                    process.kill()
+                    process.wait(KILLED_SECONDS)
+
     def _fork(self, wire: socket.socket) -> int:
         """Return the process id of an engine of the present zygote, or of the next one if that is lost meanwhile."""
-        try:
-            pid = _ask(self._living(), wire)
-        except OSError:
-            pid = _ask(self._living(), wire)
-        self._failures = 0
-        if not pid:
-            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        return pid
+        for _ in range(2):
+            launched = self._living()
+            if (pid := _ask(launched, wire)) is not None:
+                return pid
+            if not select.select([launched.sock], [], [], 0)[0]:  # it is open: the zygote lives
+                raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            _kill(launched.process)
+        raise OSError(f"the zygote has ended ({ending(launched.process.poll() or 0)})")
 
     def _living(self) -> Launched:
         """Return the present zygote if it lives, else a new one. Raises OSError if the machine cannot start it."""
         launched = self._launched
         if launched is not None and (launched.process.poll() is not None or is_stopped(launched.process.pid)):
-            log.warning("the zygote is gone; another one follows")
-            self._failures += 1
             self._end()
+            self._failures += 1
+            log.warning("the zygote is gone (%s); another one follows", ending(launched.process.poll() or 0))
         if self._launched is None:
             self._launched = launch(self._module)
         return self._launched
@@ -117,35 +131,26 @@ class Zygote:
             _kill(launched.process)
 
 
-def _ask(launched: Launched, wire: socket.socket) -> int:
+def _ask(launched: Launched, wire: socket.socket) -> int | None:
     """Let a zygote, which may still import, fork an engine with this end of its wire; returns the process id.
 
-    It is 0 if the system allows no more processes. Ends a zygote that does not answer, and raises OSError.
+    None: there is no engine. The answer comes over a socket of its own, which closes if nobody is left to answer.
+    Kills a zygote that a signal has stopped, or that does nothing for long.
     """
     process, sock = launched
-    try:
-        sock.settimeout(STOPPED_SECONDS)
-        socket.send_fds(sock, [b"f"], [wire.fileno()])
-        deadline = time.monotonic() + LOADING_SILENCE_SECONDS
-        while (answer := _received(sock)) is None:
+    ours, theirs = socket.socketpair()
+    deadline = time.monotonic() + LOADING_SILENCE_SECONDS
+    with ours:
+        with theirs, suppress(OSError):  # it has ended
+            socket.send_fds(sock, [b"f"], [wire.fileno(), theirs.fileno()])
+        while not select.select([ours], [], [], STOPPED_SECONDS)[0]:
             if is_stopped(process.pid) or time.monotonic() > deadline:
-                raise OSError("the zygote does nothing")
-        if not answer:
-            raise OSError("the zygote has ended")
-    except OSError:
-        _kill(process)
-        raise
-    return int.from_bytes(answer)
-
-
-def _received(sock: socket.socket) -> bytes | None:
-    try:
-        return sock.recv(PID_BYTES)
-    except TimeoutError:
-        return None
+                _kill(process)
+        answer = ours.recv(PID_BYTES)
+    return int.from_bytes(answer) if answer else None
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
     process.kill()
     with suppress(subprocess.TimeoutExpired):  # the system may hold it
-        process.wait(STOPPED_SECONDS)
+        process.wait(KILLED_SECONDS)

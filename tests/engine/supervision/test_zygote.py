@@ -13,7 +13,8 @@ import pytest
 
 from service.engine.client import EngineClient
 from service.engine.supervision import zygote as supervised
-from service.engine.supervision.launch import NETWORK, PID_BYTES, Launched, launch
+from service.engine.supervision.connection import EngineConnection
+from service.engine.supervision.launch import NETWORK, Launched, launch
 from service.engine.supervision.process import EngineProcess
 from service.engine.supervision.zygote import LONGEST_SECONDS, Zygote, backoff
 from tests.engine.driving import expected
@@ -116,15 +117,31 @@ def test_an_engine_that_a_lost_zygote_should_fork_is_forked_by_the_next_one(
     own.close()
 
 
+def test_nobody_waits_for_a_zygote_that_imports_to_end_its_engine() -> None:
+    """The engine that is forked later all the same is ended at once."""
+    own = Zygote(launched=(launched := launch("tests.engine.supervision.slow")))
+
+    async def main() -> None:
+        connection = EngineConnection(EngineProcess(FAKE, own))
+        await connection.open()
+        await connection.stop()
+        assert await connection.close() == "it was not started"
+
+    asyncio.run(main())
+    assert named(launched.process.pid) != "noria-zygote", "it still imports"
+    own.close()
+    assert ended(launched.process.pid)
+    assert "noria-engine" not in map(named, offspring())
+
+
 def test_an_engine_that_the_system_does_not_allow_was_never_started() -> None:
     ours, theirs = socket.socketpair()
     with subprocess.Popen(["sleep", "60"]) as idle, theirs:
         own = Zygote(launched=Launched(idle, ours))
         engine = EngineProcess(FAKE, own)
         with engine.spawn() as wire:
-            _, (descriptor,), _, _ = socket.recv_fds(theirs, 1, 1)
-            os.close(descriptor)
-            theirs.send(bytes(PID_BYTES))
+            for descriptor in socket.recv_fds(theirs, 1, 2)[1]:
+                os.close(descriptor)
             with pytest.raises(ConnectionResetError):  # its first message was not read
                 wire.recv(1)
         assert engine.wait() == "it cannot be started: Resource temporarily unavailable"
@@ -135,7 +152,7 @@ def test_an_engine_that_the_system_does_not_allow_was_never_started() -> None:
 
 
 def test_the_end_of_an_engine_is_known_and_nothing_is_left_of_it() -> None:
-    """Not its own child either, which ends with it and is adopted."""
+    """Not its own child either, which is adopted."""
     engine = EngineProcess("tests.engine.supervision.threaded:create_with_child", zygote())
 
     async def body(client: EngineClient) -> None:

@@ -11,8 +11,7 @@ threading.Thread(target=threading.Event().wait, daemon=True).start()
 
 CHILD = """
 import time
-from model.machine.child import die_with_parent, name_process
-die_with_parent()
+from model.machine.child import name_process
 name_process("sleeping")
 time.sleep(60)
 """

@@ -1,5 +1,7 @@
 """A rank other than 0, as rank 0 sees it over the connection."""
 
+import gc
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -54,3 +56,20 @@ def test_a_grammar_that_fails_ends_nothing(rank: tuple[RankLink, Compiling]) -> 
     link.send("prepare", [1, "root ::= a"])
     runner.may.set()
     assert reply(link) == ("reply", [1, None])
+
+
+def test_a_rank_collects_garbage_though_its_parent_imported_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(module, "follow", lambda world, options: 7)
+    monkeypatch.setattr(module, "name_process", lambda name: None)
+    monkeypatch.setattr(os, "_exit", end)
+    gc.disable()
+    try:
+        with pytest.raises(SystemExit, match="7"):
+            module.run(World(1, 2, 1, 2), None)
+        assert gc.isenabled()
+    finally:
+        gc.enable()
+        gc.unfreeze()

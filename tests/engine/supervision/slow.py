@@ -1,0 +1,5 @@
+"""A module whose import takes seconds."""
+
+import time
+
+time.sleep(5)
