@@ -2,6 +2,7 @@
 #   make serve MODEL=path PORT=8001 ARGS="--max-sequences 8"
 #   make serve PIP_ARGS="--index-url ..."      (another PyTorch build or package index)
 #   make test WORKERS=4 ARGS="tests/service"   (processes that test; a file's tests stay in one of them)
+#   make test-full                             (the tests that `make test` leaves out: the rest of its crosses)
 #   make test-clients CLIENTS="openai curl"    (real clients, each in an environment of its own in .clients)
 #   make test-agents AGENTS="codex aider"      (real agents, each in an environment of its own, without a network)
 #   make test-tools                            (benchmarks, and what deploy/ has: manifests, proxies, dashboards)
@@ -22,7 +23,7 @@ export PIP_ARGS
 
 INPUTS := pyproject.toml constraints.txt scripts/setup model/kernels/cpu/build.py $(wildcard model/kernels/cpu/*.[ch] model/kernels/cpu/*/*.[ch])
 
-.PHONY: serve test test-tools test-page test-clients test-agents test-machines test-arm test-gpu-simulated test-ray drill check clean
+.PHONY: serve test test-full test-tools test-page test-clients test-agents test-machines test-arm test-gpu-simulated test-ray drill check clean
 
 serve: .venv/.ready
 	@exec .venv/bin/python -m service serve $(if $(MODEL),"$(MODEL)") --port $(PORT) $(ARGS)
@@ -30,6 +31,9 @@ serve: .venv/.ready
 # Tests start a hundred programs, which must find their modules compiled: the variable would keep Python from writing them.
 test: .venv/.ready-dev
 	PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(ARGS)
+
+test-full: .venv/.ready-dev
+	PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n $(WORKERS) --dist loadscope -m full $(ARGS)
 
 test-tools: .venv/.ready-dev
 	.venv/bin/python -m pytest -n $(WORKERS) --dist loadscope -m tools tests/benchmarks tests/deploy $(ARGS)

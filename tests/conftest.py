@@ -15,6 +15,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch  # it reads the variable above
 
+from tests.crosses import left_out
+
 ABSENT = str(Path(__file__).parent / "absent")
 sys.path.insert(0, ABSENT)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [ABSENT, os.environ.get("PYTHONPATH")]))  # of child processes
@@ -42,6 +44,13 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.enable()
         gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What `make test` leaves out of crosses is marked before pytest chooses by marks."""
+    for item in left_out(items):
+        item.add_marker(pytest.mark.full)
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from tests.crosses import covering
 from tests.model.attention.attending import SIMULATED
 
 IS_INTERPRETED = os.environ.get(SIMULATED) == "interpreted"
@@ -23,20 +24,9 @@ def sized(device: T, interpreted: T) -> T:
 def combined(*factors: Iterable[Any]) -> list[tuple[Any, ...]]:
     """Combinations of a value of each factor: all, or for an interpreter so many that each two values meet."""
     rows = list(itertools.product(*factors))
-    return pairwise(rows) if IS_INTERPRETED else rows
+    return [rows[i] for i in covering(rows)] if IS_INTERPRETED else rows
 
 
 def alternating(values: Sequence[Any], others: Sequence[Any]) -> list[tuple[Any, Any]]:
     """All pairs, or for an interpreter each of the first values with one of the others."""
     return sized([*itertools.product(values, others)], [*zip(values, itertools.cycle(others), strict=False)])
-
-
-def pairwise(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Rows that have all pairs of values at two places that the given rows have."""
-    pairs = [set(itertools.combinations(enumerate(map(str, row)), 2)) for row in rows]
-    missing, found = set().union(*pairs), []
-    while missing:
-        best = max(range(len(rows)), key=lambda i: len(pairs[i] & missing))
-        missing -= pairs[best]
-        found.append(rows[best])
-    return found
