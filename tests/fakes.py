@@ -7,6 +7,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, islice, repeat
 from pathlib import Path
 
 from model.batch import (
@@ -46,6 +47,8 @@ BROKEN, LOST = (f'{{"grammars": [{{"lark_grammar": "start: \\"{word}\\""}}]}}' f
 """Grammars that fail in the engine: by their own fault, and by a fault of the server."""
 
 Say = Callable[[Sequence[int], int], int]
+Content = dict[tuple[int, int], list[tuple[int, ...]]]
+"""What each slot of a page of a pool holds: a position, the token there, and an adapter."""
 
 
 def next_token(tokens: Sequence[int], choice: int = 0) -> int:
@@ -118,7 +121,7 @@ class FakeAdapters(dict[int, str]):
 class FakePages:
     """The content of the fake model's pages as bytes: of each slot its position, token and adapter."""
 
-    def __init__(self, page_size: int, content: dict[tuple[int, int], dict[int, tuple[int, int, int]]]) -> None:
+    def __init__(self, page_size: int, content: Content) -> None:
         self._page_size, self._content = page_size, content
 
     def page_bytes(self, pool: int) -> int:
@@ -126,13 +129,14 @@ class FakePages:
 
     def read(self, pool: int, page: int) -> Callable[[], memoryview]:
         slots = self._content[pool, page]
-        data = array("i", [number for slot in range(self._page_size) for number in slots[slot]])
+        assert all(slots), "a page is saved before it is full"
+        data = array("i", [number for slot in slots for number in slot])
         return lambda: memoryview(data.tobytes())
 
     def write(self, pool: int, page: int, data: memoryview) -> None:
         numbers = array("i", bytes(data))
         groups = zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)
-        self._content[pool, page] = dict(enumerate(groups))
+        self._content[pool, page] = [*groups]
 
 
 class FakeRunner:
@@ -146,7 +150,7 @@ class FakeRunner:
         self.steps: list[StepBatch] = []
         self._say = say
         self._step_seconds = step_seconds
-        self._content: dict[tuple[int, int], dict[int, tuple[int, int, int]]] = {}
+        self._content: Content = {}
         self.adapters = FakeAdapters()
         self.pages = FakePages(info.page_size, self._content)
 
@@ -171,15 +175,16 @@ class FakeRunner:
         if self._step_seconds:
             HURRY.wait(self._step_seconds)
         assert len({item.sequence_id for item in batch.slices}) == len(batch.slices), "a sequence is twice in a step"
+        # a list is searched in C, the view of a sequence's tokens is not
+        slices = [item._replace(tokens=item.tokens[:]) for item in batch.slices]
         for copy in batch.copies:
-            content = self._content.get((copy.pool, copy.source), {})
-            self._content[copy.pool, copy.target] = dict(content)
-        for item in batch.slices:
+            self._content[copy.pool, copy.target] = [*self._page(copy.pool, copy.source)]
+        for item in slices:
             if 255 in item.tokens:
                 raise RuntimeError("token 255 breaks the fake model")
             problem = self._problem(item)
             self._write(item, sound=(problem is None or problem.fault is None) and self._sees(item, item.start))
-        return StepOutput(tuple(self._compute(item) for item in batch.slices))
+        return StepOutput(tuple(self._compute(item) for item in slices))
 
     def _write(self, item: Slice, sound: bool) -> None:
         size = self.info.page_size
@@ -188,9 +193,11 @@ class FakeRunner:
                 block = position // size
                 assert block >= table.first_block, "a position to write has no page"
                 page = table.pages[block - table.first_block]
-                slots = self._content.setdefault((pool, page), {})
                 content = (position, self._embedded(item, position), item.adapter)
-                slots[position % size] = content if sound else GARBAGE
+                self._page(pool, page)[position % size] = content if sound else GARBAGE
+
+    def _page(self, pool: int, page: int) -> list[tuple[int, ...]]:
+        return self._content.setdefault((pool, page), [()] * self.info.page_size)
 
     def _compute(self, item: Slice) -> SliceOutput:
         if (problem := self._problem(item)) is not None:
@@ -234,23 +241,23 @@ class FakeRunner:
         size = self.info.page_size
         for pool, (spec, table) in enumerate(zip(self.info.pools, item.tables, strict=True)):
             first = 0 if spec.window is None else max(0, item.start - spec.window + 1)
-            for position in range(first, stop):
-                page = table.pages[position // size - table.first_block]
-                found = self._content[pool, page].get(position % size)
-                if found == GARBAGE:
-                    return False
-                assert found == (position, self._wanted(item, position), item.adapter), (
-                    f"position {position}: page holds {found}"
-                )
+            blocks = range(first // size - table.first_block, -(-stop // size) - table.first_block)
+            slots = chain.from_iterable(self._page(pool, table.pages[block]) for block in blocks)
+            found = [*islice(slots, first % size, first % size + stop - first)]
+            wanted = [*zip(range(first, stop), self._wanted(item, first, stop), repeat(item.adapter))]
+            if found != wanted:  # the first position that differs decides
+                held, expected = next(pair for pair in zip(found, wanted, strict=True) if pair[0] != pair[1])
+                assert held == GARBAGE, f"a page holds {held}, not {expected}"
+                return False
         return True
 
     def _embedded(self, item: Slice, position: int) -> int:
         """What the network reads at a position: its token."""
         return item.tokens[position]
 
-    def _wanted(self, item: Slice, position: int) -> int:
-        """What the network should have read there."""
-        return item.tokens[position]
+    def _wanted(self, item: Slice, start: int, stop: int) -> Sequence[int]:
+        """What the network should have read at these positions."""
+        return item.tokens[start:stop]
 
 
 class AheadRunner(FakeRunner):

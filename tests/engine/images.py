@@ -115,7 +115,10 @@ class ImageRunner(FakeRunner):
                 return _at(placed, work.inputs[0], position, item.tokens[position])
         return item.tokens[position]
 
-    def _wanted(self, item: Slice, position: int) -> int:
+    def _wanted(self, item: Slice, start: int, stop: int) -> list[int]:
+        return [self._wanted_at(item, position) for position in range(start, stop)]
+
+    def _wanted_at(self, item: Slice, position: int) -> int:
         prompt = self.prompts.get(item.sequence_id)
         first = 0
         for span in prompt.media if prompt else ():
