@@ -10,11 +10,12 @@ PATIENCE = 60.0
 
 
 def eventually(condition: Callable[[], object], what: str, patience: float = PATIENCE) -> None:
-    """Wait until `condition()` holds, at most `patience` seconds."""
-    deadline = time.monotonic() + patience
+    """Wait until `condition()` holds, at most `patience` seconds. Whoever waits long looks less often."""
+    begin = time.monotonic()
     while not condition():
-        assert time.monotonic() < deadline, f"never happened: {what}"
-        time.sleep(0.01)
+        waited = time.monotonic() - begin
+        assert waited < patience, f"never happened: {what}"
+        time.sleep(min(0.1, 0.01 + waited / 20))
 
 
 def named(pid: int) -> str:

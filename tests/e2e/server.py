@@ -3,8 +3,6 @@
 import os
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -14,6 +12,7 @@ import httpx
 import openai
 
 from tests.e2e.paced import PACE, slow
+from tests.forks import Running, started
 from tests.samples import sample
 from tests.waiting import PATIENCE, children, eventually
 
@@ -25,7 +24,7 @@ PORTS = iter(range(10_000 + os.getpid() * 61 % 20_000, 32_768))
 class LiveServer:
     """The process, its address, and its state as a test reads it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    def __init__(self, process: Running, port: int, log: Path) -> None:
         self.process = process
         self.url = f"http://127.0.0.1:{port}"
         self.http = httpx.Client(base_url=self.url, timeout=PATIENCE)
@@ -92,11 +91,10 @@ def serving(*flags: str, paced: bool = False, **variables: str) -> Iterator[Live
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "server.log").open("wb") as log:
         path = Path(log.name)
         program = ("tests.e2e.paced",) if paced else ("service", "serve")
-        command = [sys.executable, "-m", *program, *flags, "--port", str(port)]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("NORIA_")}
         environment |= {"OMP_NUM_THREADS": "1"} | variables
         environment |= {PACE: str(path.with_suffix(".pace"))}
-        with subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment) as process:
+        with started([*program, *flags, "--port", str(port)], environment, log) as process:
             server = LiveServer(process, port, path)
             try:
                 server.wait_ready()

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from model.checkpoint.gguf.reader import read_gguf
 from service.receipts.keys import make_key, read_key
 from tests.e2e.server import LiveServer, serving
+from tests.forks import finished
 from tests.service.command_line import Done, noria
 from tests.service.receipts.signing import lie, openssl_accepts, write
 
@@ -82,9 +82,7 @@ def verify(folder: Path, receipts: Any, *more: str | Path) -> Done:
 def process(*arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """The end of a command in a process of its own, which starts a server."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("NORIA_")}
-    command = [sys.executable, "-m", "service", *map(str, arguments)]
-    environment |= {"OMP_NUM_THREADS": "1", **variables}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    return finished(["service", *map(str, arguments)], environment | {"OMP_NUM_THREADS": "1", **variables})
 
 
 def test_receipts_of_answers_under_load_are_equal_when_computed_alone(
