@@ -30,8 +30,9 @@ def parts(answer: dict[str, Any]) -> tuple[Any, int, int]:
 
 
 @pytest.fixture
-def flags(tmp_path: Path) -> list[str]:
-    return ["--prefix-store", str(tmp_path / "pages"), "--prefix-store-size", "1GiB", "--cache-memory", "256MiB"]
+def flags(short_model: Path, tmp_path: Path) -> list[str]:
+    store = ["--prefix-store", str(tmp_path / "pages"), "--prefix-store-size", "1GiB"]
+    return [str(short_model), *store, "--cache-memory", "256MiB"]
 
 
 def test_a_restart_and_a_second_server_lose_no_prompt(flags: list[str]) -> None:

@@ -2,7 +2,7 @@
 
 import random
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from tests.e2e.server import MODEL, LiveServer, serving
+from tests.e2e.server import LiveServer, serving
 
 Answer = Mapping[str, Any]
 CACHE = "64MiB"
@@ -53,9 +53,9 @@ def mixtral(embedded_files: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.fixture(scope="module")
-def models(mixtral: Path) -> dict[str, tuple[str, int]]:
+def models(mixtral: Path, short_model: Path) -> dict[str, tuple[str, int]]:
     """Source and longest sequence of each model, by name."""
-    return {"long": (MODEL, 1024), "short": (MODEL, 400), "experts": (str(mixtral), 512)}
+    return {"long": (str(short_model), 1024), "short": (str(short_model), 400), "experts": (str(mixtral), 512)}
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +81,12 @@ def file_of(models: Mapping[str, tuple[str, int]], folder: Path, load: str) -> s
     return str(path)
 
 
+@pytest.fixture(scope="module")
+def together(models: Mapping[str, tuple[str, int]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    with serving("--models", file_of(models, tmp_path_factory.mktemp("together"), "start")) as server:
+        yield server
+
+
 def answer(server: LiveServer, model: str, request: Mapping[str, Any]) -> Answer:
     """What the model decides: text, the end, and log probabilities."""
     response = server.http.post("/v1/completions", json={"model": model, **request})
@@ -91,32 +97,31 @@ def answer(server: LiveServer, model: str, request: Mapping[str, Any]) -> Answer
 
 
 def test_answers_under_load_are_those_of_each_model_alone(
-    models: Mapping[str, tuple[str, int]], alone: Mapping[str, list[Answer]], tmp_path: Path
+    models: Mapping[str, tuple[str, int]], alone: Mapping[str, list[Answer]], together: LiveServer
 ) -> None:
     orders = [(name, number) for name in models for number in range(len(REQUESTS))] * 2
     random.Random(3).shuffle(orders)
-    with serving("--models", file_of(models, tmp_path, "start")) as server, ThreadPoolExecutor(24) as pool:
-        cards = {card["id"]: card for card in server.http.get("/v1/models").json()["data"]}
-        assert {name: (card["state"], card["max_model_len"]) for name, card in cards.items()} == {
-            name: ("ready", length) for name, (_, length) in models.items()
-        }
-        found = list(pool.map(lambda order: answer(server, order[0], REQUESTS[order[1]]), orders))
-        for (name, number), reply in zip(orders, found, strict=True):
-            assert reply == alone[name][number], (name, REQUESTS[number])
-        for name in models:
-            assert server.metric("noria_requests_total", model=name, outcome="error") == 0
-            assert server.metric("noria_generated_tokens_total", model=name) > len(REQUESTS)
+    cards = {card["id"]: card for card in together.http.get("/v1/models").json()["data"]}
+    assert {name: (card["state"], card["max_model_len"]) for name, card in cards.items()} == {
+        name: ("ready", length) for name, (_, length) in models.items()
+    }
+    with ThreadPoolExecutor(24) as pool:
+        found = list(pool.map(lambda order: answer(together, order[0], REQUESTS[order[1]]), orders))
+    for (name, number), reply in zip(orders, found, strict=True):
+        assert reply == alone[name][number], (name, REQUESTS[number])
+    for name in models:
+        assert together.metric("noria_requests_total", model=name, outcome="error") == 0
+        assert together.metric("noria_generated_tokens_total", model=name) > len(REQUESTS)
     texts = [[reply["text"] for reply in alone[name]] for name in models]
     assert texts[0] == texts[1], "the same network, whatever its longest sequence"
     assert texts[0] != texts[2]
 
 
 def test_answers_of_models_that_come_and_go(
-    models: Mapping[str, tuple[str, int]], alone: Mapping[str, list[Answer]], tmp_path: Path
+    models: Mapping[str, tuple[str, int]], alone: Mapping[str, list[Answer]], together: LiveServer, tmp_path: Path
 ) -> None:
     """Their plans leave memory for two of three. Requests for the third one wait until another is idle."""
-    with serving("--models", file_of(models, tmp_path, "start")) as server:
-        needs = [card["memory_bytes"] for card in server.http.get("/v1/models").json()["data"]]
+    needs = [card["memory_bytes"] for card in together.http.get("/v1/models").json()["data"]]
     flags = ("--models", file_of(models, tmp_path, "first-request"), "--memory-budget", str(sum(needs) - 1))
     orders = [(name, number) for number in range(4) for name in models]
     with serving(*flags) as server, ThreadPoolExecutor(3) as pool:
