@@ -1,6 +1,8 @@
 """Shared by the tests of the model: the CPU kernels in every variant, and the product of Triton's interpreter."""
 
 import ctypes
+import fcntl
+import hashlib
 import subprocess
 from pathlib import Path
 
@@ -22,21 +24,23 @@ def kernels(request: pytest.FixtureRequest) -> Kernels:
 
 
 @pytest.fixture(scope="session")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
-    """The kernels for AMX with its instructions in plain C, among vectors of AVX-512."""
+def emulated(request: pytest.FixtureRequest) -> Kernels:
+    """The kernels for AMX with its instructions in plain C, among vectors of AVX-512. One compilation serves until
+    a source changes, and all processes that test."""
     if "avx512vnni" not in native.available():
         pytest.skip("this processor has no AVX-512 VNNI, which surrounds the tiles")
-    target = tmp_path_factory.mktemp("tiles") / "emulated.so"
-    flags = [
-        *(
-            *build.FLAGS,
-            build.INCLUDE,
-            *build.variants()["avx512vnni"],
-            "-DVARIANT=emulated",
-            f'-DEMULATED_TILES="{TILES}"',
-        ),
-        *("-O1", '-DFINGERPRINT=""'),  # the last level counts
-    ]
+    own = hashlib.sha256(TILES.read_bytes() + Path(__file__).read_bytes()).hexdigest()[:16]
+    target = request.config.cache.mkdir("emulated") / f"{build.fingerprint()}-{own}.so"
+    with target.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            compile_emulated(target.with_suffix(".new"))
+            target.with_suffix(".new").rename(target)
+    return Kernels(ctypes.CDLL(str(target)), "emulated")
+
+
+def compile_emulated(target: Path) -> None:
+    names = ("-DVARIANT=emulated", f'-DEMULATED_TILES="{TILES}"', '-DFINGERPRINT=""')
+    flags = [*build.FLAGS, build.INCLUDE, *build.variants()["avx512vnni"], *names, "-O1"]  # the last level counts
     sources = [str(build.HERE / name) for name in (*build.SOURCES, "pool.c")]
     subprocess.run([*(build.compiler() or []), *flags, "-shared", *sources, "-o", str(target), "-lm"], check=True)
-    return Kernels(ctypes.CDLL(str(target)), "emulated")
