@@ -1,6 +1,6 @@
 """Hashes of the tokens that the first layers of the embedded model answer, and a program that prints them.
 
-`python -m tests.e2e.arithmetic MODEL` is for a process whose environment chooses PyTorch's own kernels.
+`python -m tests.e2e.arithmetic MODEL [SCHEME ...]` is for a process whose environment chooses PyTorch's own kernels.
 """
 
 import sys
@@ -45,5 +45,5 @@ def answer_hash(model: Path, scheme: str) -> str:
 
 
 if __name__ == "__main__":
-    for scheme in SCHEMES:
+    for scheme in sys.argv[2:] or SCHEMES:
         print(scheme, answer_hash(Path(sys.argv[1]), scheme))

@@ -137,6 +137,7 @@ def test_packed_with_others(served: Served, alone: list[Answer]) -> None:
     assert serve(served.runner, served.requests())[0] == alone
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("max_step_tokens", [1, 7, 40])
 def test_in_other_chunks(served: Served, alone: list[Answer], max_step_tokens: int) -> None:
     assert serve(served.runner, served.requests(), max_step_tokens)[0] == alone

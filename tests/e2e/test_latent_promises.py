@@ -87,6 +87,7 @@ def test_packed_with_others(runner: ModelRunner, alone: list[Answer]) -> None:
     assert answers[8:10] == alone
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("max_step_tokens", [1, 7, 50])
 def test_in_other_chunks(runner: ModelRunner, alone: list[Answer], max_step_tokens: int) -> None:
     assert serve(runner, MINE, max_step_tokens)[0] == alone

@@ -43,6 +43,7 @@ def test_packed_with_others(runner: ModelRunner, alone: list[Answer]) -> None:
     assert answers[n // 2 : n // 2 + 2] == alone
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("max_step_tokens", [7, 50])
 def test_in_other_chunks(runner: ModelRunner, alone: list[Answer], max_step_tokens: int) -> None:
     assert serve(runner, MINE, max_step_tokens)[0] == alone
@@ -64,6 +65,7 @@ def test_from_a_part_of_a_cached_page(runner: ModelRunner, alone: list[Answer]) 
     assert scheduler.stats().hit_tokens == 51 + 20
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("drafts", [None, 8])
 def test_with_speculation(runner: ModelRunner, drafts: int | None) -> None:
     """Some prompts repeat themselves. Requests are greedy, seeded, or have penalties. Many draft tokens are wrong."""
@@ -80,6 +82,7 @@ def test_with_speculation(runner: ModelRunner, drafts: int | None) -> None:
     assert stats.draft_tokens > stats.accepted_draft_tokens > 8
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("drafts", [None, 8])
 def test_penalties_beside_others_with_and_without_drafts(runner: ModelRunner, drafts: int | None) -> None:
     """The kernel penalizes where no request of the step has logprobs, PyTorch where one has."""

@@ -91,6 +91,7 @@ def run(scheduler: Scheduler, runner: ModelRunner, requests: list[list[int]]) ->
     return answers
 
 
+@pytest.mark.each
 @pytest.mark.parametrize(
     ("attention", "max_step_tokens"), [("paged", 9), ("paged", WINDOW), ("paged", 400), ("sdpa", WINDOW)]
 )

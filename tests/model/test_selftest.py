@@ -198,6 +198,7 @@ WRONG: dict[str, tuple[str, Any, str, Any]] = {
 }
 
 
+@pytest.mark.each
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("scheme", ["fp8", "int4-weights"])
 @pytest.mark.parametrize("name", WRONG)

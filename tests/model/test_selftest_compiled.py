@@ -105,6 +105,7 @@ WRONG: dict[str, tuple[list[str], str, Callable[..., Any]]] = {
 }
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("scheme", COMPILED)
 @pytest.mark.parametrize("name", WRONG)
 def test_kernels_that_are_broken(name: str, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,7 @@ def undisturbed(info: RunnerInfo, prompts: list[list[int]], params: SamplingPara
     return drive
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
 @pytest.mark.parametrize("info", ENGINES.values(), ids=ENGINES)
 def test_the_rest_is_that_of_the_undisturbed_run(info: RunnerInfo, params: SamplingParams) -> None:

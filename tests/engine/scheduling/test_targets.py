@@ -34,6 +34,7 @@ def test_the_defaults_cost_no_capacity(name: str) -> None:
     assert served(name, FIRST, BETWEEN, 0.0).end < 1.03 * served(name, 0.0, 0.0, 0.0).end
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("load", [0.3, 0.5, 0.8])
 @pytest.mark.parametrize(
     ("name", "later"), [("int8", 1.4), ("bf16", 1.4), ("fast-int8", 1.2), ("fast-bf16", 1.2), ("7b", 1.2)]
@@ -51,6 +52,7 @@ def test_below_capacity_running_answers_stay_within_their_target(name: str) -> N
     assert percentile(between, 0.99) < 1.2 * BETWEEN
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("load", [0.3, 0.5, 0.8, 0.95])
 @pytest.mark.parametrize("kind", ["", "fast-"])
 def test_fewer_bits_have_no_later_first_tokens(kind: str, load: float) -> None:

@@ -123,6 +123,7 @@ def test_a_row_has_the_same_bits(heads: Heads, dtype: torch.dtype, emulated: Ker
             assert torch.equal(case.found(PagedAttention(kernels), dtype, chunks), whole), kernels.variant
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("heads", [*ODD[:3], Heads(36, 1, 28, 20)], ids=str)
 def test_triton_agrees_with_float64(heads: Heads, dtype: torch.dtype) -> None:

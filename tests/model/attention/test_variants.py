@@ -37,6 +37,7 @@ def rows_of(kernels: Kernels, case: tuple[tuple[int, int], int, int | None, list
     return torch.cat([rows.flatten() for rows in results])
 
 
+@pytest.mark.each
 @pytest.mark.skipif(len(FUSED) < 2, reason="needs two variants that promise equal bits")
 @pytest.mark.parametrize("kind", ["bfloat16", "int8", "float32"])
 @pytest.mark.parametrize("seed", range(12))

@@ -19,6 +19,7 @@ def products(kernels: Kernels, pair: tuple[PackedWeights, PackedWeights], x: Ten
     return kernels.linear(pair[1], kernels.linear(pair[0], x), gated=True)
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("w13", FORMATS)
 def test_a_block_gives_the_products_of_its_experts(kernels: Kernels, w13: str) -> None:
     """The second expert and the shared one have the layouts of the first in the other order."""

@@ -118,6 +118,7 @@ def write(config: ModelConfig, directory: Path) -> None:
     assert replace(read_config(directory), family=config.family) == config
 
 
+@pytest.mark.each
 @pytest.mark.parametrize(("family", "layout"), CASES, ids=str)
 @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=lambda scheme: scheme.name)
 @pytest.mark.skipif(native.kernels() is None, reason="takes compiled kernels for granted")

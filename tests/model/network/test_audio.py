@@ -100,6 +100,7 @@ def test_tiles_do_not_change_bits(tile: int, saved: Saved, monkeypatch: pytest.M
     assert torch.equal(ours(raw(spectrum()), 1, TOKENS), whole)
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("scheme", ["int8", "bfloat16"])
 @pytest.mark.parametrize("variant", native.available())
 @torch.inference_mode()

@@ -124,6 +124,7 @@ ERROR = {"int8": 0.12, "bfloat16": 0.04}
 """The mean difference of log probabilities at most. That of a Mistral of this size and weights is 0.09 and 0.025."""
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("sizes", [{}, {"qk_nope_head_dim": 13, "v_head_dim": 23}], ids=["", "odd heads"])
 @pytest.mark.parametrize("scheme", ERROR)
 def test_the_compiled_step_computes_the_model(
@@ -137,6 +138,7 @@ def test_the_compiled_step_computes_the_model(
     assert (found - logprobs(model)).abs().mean() < ERROR[scheme]
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("scheme", COMPILED)
 def test_the_compiled_step_has_the_same_bits(scheme: str, saved: tuple[Path, Tensor], chosen: Kernels) -> None:
     """In chunks of any size, beside other sequences, and in pages in another order."""

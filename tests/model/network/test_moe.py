@@ -69,6 +69,7 @@ def test_softmax_over_all_experts_is_the_same_rule(scale: float, shared_dim: int
     torch.testing.assert_close(onto.double(), x + reference(block, x), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("scheme", ["int8", "int4", "bfloat16"])
 def test_the_kernels_give_the_bits_of_one_expert_after_another(
@@ -154,6 +155,7 @@ def test_experts_may_have_layouts_that_differ() -> None:
     assert torch.equal(block(x), sum(0.5 * expert(x) for expert in block.experts))
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("scheme", ["int8", "int4", "bfloat16"])
 def test_a_token_gets_the_same_bits_beside_any_others(

@@ -93,6 +93,7 @@ def _kind(changes: Mapping[str, Any]) -> str:
     return "latent" if "latent" in changes else "sparse" if changes else "dense"
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("scheme", ["int8", "int4", "bfloat16"])
 @pytest.mark.parametrize(
     ("experts", "layout"),
