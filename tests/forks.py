@@ -1,6 +1,7 @@
 """Programs of this project that do not import its modules again: they are forked from a process that has done so.
 
-`python -m tests.forks FD` is that process, one for each process that tests. It has one thread and no PyTorch.
+`python -m tests.forks FD` is that process, one for each process that tests. It has one thread. A server that it forks
+forks its first zygote itself: PyTorch is imported already.
 """
 
 import atexit
@@ -14,17 +15,22 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
 
+from model.machine.forking import fork, n_threads
+from service.engine.supervision import launch
+
 MODULES = (
+    "model.preloaded",
     *("service.cli", "service.commands.server", "service.start", "uvloop", "httptools"),
     *("gguf", "huggingface_hub", "jinja2.sandbox", "mistral_common.tokens.tokenizers.mistral", "tokenizers"),
 )
 """What `noria serve` imports."""
+LAUNCH = launch.launch
 LARGEST = 2**20
 """Bytes of a request: arguments and variables."""
 EARLY = ("HF_", "LD_", "OMP_", "PYTHON")
@@ -111,8 +117,9 @@ class Origin:
         self.environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.socket, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", "tests.forks", str(theirs.fileno())]
+        variables = {**self.environment, "OPENBLAS_NUM_THREADS": "1"}  # as a zygote has it
         with theirs:
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=self.environment)
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=variables)
         atexit.register(self._end)
 
     def _end(self) -> None:
@@ -178,7 +185,23 @@ def run(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     module, *sys.argv[1:] = arguments
+    launch.launch = launch_forked
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def launch_forked(module: str) -> launch.Launched:
+    """Fork a zygote if this process has one thread, as when a server starts; else start one."""
+    if n_threads() > 1:
+        return LAUNCH(module)
+    ours, theirs = socket.socketpair()
+    with theirs:
+        return launch.Launched(fork(partial(zygote, module, ours, theirs)), ours)  # type: ignore[arg-type]
+
+
+def zygote(module: str, ours: socket.socket, theirs: socket.socket) -> None:
+    ours.close()
+    sys.argv[1:] = [module, str(theirs.detach())]
+    import_module("service.engine.__main__").main()
 
 
 if __name__ == "__main__":
