@@ -17,7 +17,7 @@ import pytest
 from model.grammar.thinking import GRACE_TOKENS
 from tests.e2e.server import LiveServer, serving
 from tests.faults import offspring
-from tests.waiting import ended, eventually, strike
+from tests.waiting import ended, eventually, named, strike
 
 NUMBERS = count(100)
 PERSON = {
@@ -80,7 +80,7 @@ def follower(server: LiveServer) -> int:
 
 
 def trier(server: LiveServer) -> int:
-    (found,) = set(offspring(server.process.pid)) - {server.engine_pid}
+    (found,) = (pid for pid in offspring(server.process.pid) if named(pid) == "noria-grammar")
     return found
 
 

@@ -12,15 +12,16 @@ from tests.e2e.server import LiveServer, serving
 from tests.model import pixtral
 
 FAULTY_RANK_1 = """
-import os
+import sys
+from pathlib import Path
 
-if os.environ.get("RANK") == "1":
+if "service.engine" in sys.orig_argv:  # rank 1 is forked from this process
     from model.network.vision.encoder import ImageEncoder
 
     begin = ImageEncoder.begin
 
     def begin_unless_red(self, inputs, *size):
-        if set(inputs[::3]) == {255}:
+        if set(inputs[::3]) == {255} and Path("/proc/self/comm").read_text().strip() == "noria-rank-1":
             raise MemoryError("red")
         return begin(self, inputs, *size)
 

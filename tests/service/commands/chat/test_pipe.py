@@ -92,7 +92,7 @@ def test_a_server_of_its_own_answers_and_ends_with_the_chat(
         # It ends the hard way: nothing of ours runs then.
         chat.shows("is ready")
         (server,) = children(chat.process.pid)
-        (engine,) = children(server)
+        (engine,) = children(server, "noria-engine")
         chat.send("What is the capital of Japan?")  # no close second token, whatever the processor rounds to
         chat.shows("The capital of Japan is Tokyo.")
     eventually(lambda: ended(server) and ended(engine), "server and engine end")
