@@ -32,7 +32,7 @@ def backoff(failures: int) -> float:
     At most `LONGEST_SECONDS`. Up to half is left out at random, so that many servers do not start at one time.
     """
     longest = min(0.5 * (2 ** min(failures, 16) - 1), LONGEST_SECONDS)
-    return longest * random.uniform(0.5, 1.0)
+    return longest and longest * random.uniform(0.5, 1.0)
 
 
 class Zygote:
