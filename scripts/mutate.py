@@ -38,8 +38,9 @@ ROOMS = {
 }
 """Where mutations are made. A file belongs to the first room that has it."""
 OURS = {"model", "service", "tests", "benchmarks", "deploy", "scripts"}
-SECONDS, CHOSEN_SECONDS, QUICK_SECONDS, BYTES = 60.0, 15.0, 6.0, 12 << 30
-"""Limits: of a mutant, of the tests chosen for it, of those that all run although one failed, and of its memory."""
+TESTS, CHOSEN_SECONDS, SECONDS, QUICK_SECONDS, BYTES = 40, 15.0, 60.0, 6.0, 12 << 30
+"""Limits: of the tests of a mutant, of what they take by the map, of what they take, of tests that go on after one
+failed, and of a mutant's memory. With more tests the times are longer."""
 EQUAL = (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn), (ast.Lt, ast.LtE), (ast.Gt, ast.GtE)
 PAIRS = (*EQUAL, (ast.And, ast.Or), (ast.Add, ast.Sub), (ast.Mult, ast.FloorDiv), (ast.BitAnd, ast.BitOr))
 SWAPPED: dict[type, type] = {ast.Div: ast.Mult, ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult, ast.LShift: ast.RShift}
@@ -199,11 +200,11 @@ class Bench:
                 shutil.copy2(source, target)
         kept = json.loads(self.file.read_text()) if self.file.exists() else {}
         self.seconds: dict[str, float] = kept.get("seconds", {})
-        self.lines: dict[str, dict[str, list[str]]] = kept.get("lines", {})
+        self.lines: dict[str, dict[str, list[int]]] = kept.get("lines", {})  # places in `seconds` from 1, 0: at import
         self.modules: list[str] = kept.get("modules", [])
 
-    def forked(self, act: Callable[[], int], seconds: float) -> int | None:
-        """Run `act` in a child, and return its exit code, or None if the time was over."""
+    def forked(self, act: Callable[[], int], enough: Callable[[float], bool]) -> int | None:
+        """Run `act` in a child, and return its exit code, or None if it was `enough` after so many seconds."""
         child = os.fork()
         if not child:
             os.setsid()
@@ -214,11 +215,11 @@ class Bench:
                 os.dup2(log.fileno(), 2)
             resource.setrlimit(resource.RLIMIT_DATA, (BYTES, BYTES))
             os._exit(act())
-        end, code = time.monotonic() + seconds, None
-        while code is None and time.monotonic() < end:
+        begun, code = time.monotonic(), None
+        while code is None and (time.monotonic() - begun < QUICK_SECONDS or not enough(time.monotonic() - begun)):
             done, status = os.waitpid(child, os.WNOHANG)
             code = os.waitstatus_to_exitcode(status) if done else None
-            time.sleep(0.01)
+            time.sleep(0.02)
         with suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
         if code is None:
@@ -234,11 +235,12 @@ class Bench:
 
     def reported(self) -> list[tuple[str, bool | None, float]]:
         """Return the last line about each test: its name, whether it failed (None: it did not end), its seconds."""
-        return [*{line[0]: line for line in map(json.loads, self.report.read_text().splitlines())}.values()]
+        whole = [line for line in self.report.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        return [*{line[0]: line for line in map(json.loads, whole)}.values()]
 
     def measure(self, paths: list[str]) -> None:
         """Put the tests of these paths that pass into the map: the seconds they take, and the lines they run."""
-        print("exit code", self.forked(lambda: self._measured(paths), seconds=3600))
+        print("exit code", self.forked(lambda: self._measured(paths), lambda seconds: False))
 
     def _measured(self, paths: list[str]) -> int:
         import coverage
@@ -251,10 +253,11 @@ class Bench:
         cover.stop()
         measured = self.reported()
         self.seconds |= {name: seconds for name, failed, seconds in measured if failed is False}
+        places = {name: place for place, name in enumerate(["", *self.seconds])}
         for file in cover.get_data().measured_files():
             own = self.lines.setdefault(str(Path(file).relative_to(self.tree)), {})
             for line, names in cover.get_data().contexts_by_lineno(file).items():
-                own[str(line)] = sorted({*own.get(str(line), ()), *names} & {"", *self.seconds})
+                own[str(line)] = sorted({*own.get(str(line), ()), *(places[name] for name in names if name in places)})
         modules = [name for name in sys.modules if name.split(".")[0] not in OURS]
         files = {name: getattr(sys.modules[name], "__file__", None) or "" for name in modules}
         self.modules = list(dict.fromkeys([*self.modules, *(n for n in modules if "site-packages" in files[n])]))
@@ -262,29 +265,33 @@ class Bench:
         return code
 
     def covering(self, mutation: Mutation) -> list[str]:
-        """Return the tests that run a mutation's line, the nearest first, then the fastest.
+        """Return the tests that run a mutation's line: one of each function first, the nearest first, then fast ones.
 
         A line that runs at an import is covered by all tests that run any line of its file.
         """
         lines, stem = self.lines.get(mutation.path, {}), Path(mutation.path).stem
-        found = {name for line in mutation.lines for name in lines.get(str(line), ())}
-        found = found or {name for line in mutation.statement for name in lines.get(str(line), ())}
-        if not mutation.statement or found == {""}:
-            found = {name for names in lines.values() for name in names}
+        found = {test for line in mutation.lines for test in lines.get(str(line), ())}
+        found = found or {test for line in mutation.statement for test in lines.get(str(line), ())}
+        if not mutation.statement or found == {0}:
+            found = {test for tests in lines.values() for test in tests}
 
-        def distance(name: str) -> tuple[int, float]:
-            file = Path(name.split("::")[0])
+        names, seen = list(self.seconds), Counter[str]()
+
+        def distance(name: str) -> tuple[int, int, float]:
+            file, function = Path(name.split("::")[0]), name.split("[")[0]
             near = 0 if stem in file.stem else 1 if file.parent.name in Path(mutation.path).parts else 2
-            return near, self.seconds[name]
+            seen[function] += 1
+            return seen[function], near, self.seconds[name]
 
-        return sorted(found - {""}, key=distance)
+        fast = sorted((names[test - 1] for test in found - {0}), key=self.seconds.__getitem__)
+        return sorted(fast, key=distance)
 
     def chosen(self, covering: list[str], limit: int) -> list[str]:
         """Return the first of those tests, as many as are allowed, in the order in which they run: file by file."""
         files: dict[str, list[tuple[float, str]]] = defaultdict(list)
         total = 0.0
         for name in covering[:limit]:
-            if files and total + self.seconds[name] > CHOSEN_SECONDS:
+            if files and total + self.seconds[name] > CHOSEN_SECONDS * limit / TESTS:
                 continue
             total += self.seconds[name]
             files[name.split("::")[0]].append((self.seconds[name], name))
@@ -303,20 +310,25 @@ class Bench:
         os.utime(target, (0, random.randrange(1 << 30)))  # Python takes no byte-code of another version for this one
         begun = time.monotonic()
         try:
-            code = self.run(names, *(["-x"] if sum(map(self.seconds.__getitem__, names)) > QUICK_SECONDS else []))
+            options = ["-x"] if sum(map(self.seconds.__getitem__, names)) > QUICK_SECONDS else []
+            code = self.run(names, *options, enough=lambda seconds: seconds > SECONDS * limit / TESTS or self.failed())
         finally:
             shutil.copy2(ROOT / mutation.path, target)
         ran = [name for name, *_ in self.reported()]
         failed = [name for name, bad, _ in self.reported() if bad is not False]
-        what = "timeout" if code is None else "survived" if code in (0, 5) and not failed else "killed"
+        what = "killed" if code not in (0, 5, None) or self.failed() else "survived" if code in (0, 5) else "timeout"
         return result | {"result": what, "ran": ran, "failed": failed, "seconds": round(time.monotonic() - begun, 1)}
 
-    def run(self, names: list[str], *options: str, seconds: float = SECONDS) -> int | None:
-        """Run these tests in a child, and return its exit code, or None if the time was over."""
+    def failed(self) -> bool:
+        """Return whether a test has ended and failed."""
+        return any(bad for _, bad, _ in self.reported())
+
+    def run(self, names: list[str], *options: str, enough: Callable[[float], bool]) -> int | None:
+        """Run these tests in a child. See `forked`."""
         self.report.write_text("")
         files = list(dict.fromkeys(name.split("::")[0] for name in names))
         options = ("--hypothesis-profile=mutants", *options)
-        return self.forked(lambda: self.tested(files, Watch(self.report, names), *options), seconds)
+        return self.forked(lambda: self.tested(files, Watch(self.report, names), *options), enough)
 
 
 def prepare(modules: list[str]) -> None:
@@ -357,8 +369,8 @@ def main() -> None:
     parser.add_argument("--measure", nargs="+", metavar="PATH", help="only find out which lines these tests run")
     parser.add_argument("--number", type=int, default=300, help="of mutations")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--tests", type=int, default=40, help="at most, for a mutation")
-    parser.add_argument("--only", help="run the mutations that have this text in their line of the output, again")
+    parser.add_argument("--tests", type=int, default=TESTS, help="at most, for a mutation")
+    parser.add_argument("--only", help="run again what has this text in its place, its change or its result")
     options = parser.parse_args()
     bench, file = Bench(options.work), options.work / "results.jsonl"
     prepare(bench.modules)
@@ -366,7 +378,8 @@ def main() -> None:
         return bench.measure(options.measure)
     known = {item["key"]: item for item in map(json.loads, file.read_text().splitlines())} if file.exists() else {}
     for place, mutation in enumerate(mutants := drawn(options.number, options.seed), 1):
-        if options.only in mutation.key if options.only else mutation.key not in known:
+        before = known.get(mutation.key, {}).get("result", "")
+        if options.only in f"{before} {mutation.key}" if options.only else not before:
             known[mutation.key] = result = bench.tried(mutation, options.tests)
             with file.open("a") as results:
                 print(json.dumps(result), file=results)
@@ -374,7 +387,7 @@ def main() -> None:
     done = [known[mutation.key] for mutation in mutants if mutation.key in known]
     print(summary(done))
     (options.work / "idle.txt").write_text("\n".join(idle(done)))
-    bench.run(sorted({name for result in done for name in result["failed"]}), seconds=3600)
+    bench.run(sorted({name for result in done for name in result["failed"]}), enough=lambda seconds: False)
     print("fail also without a mutation:", [name for name, failed, _ in bench.reported() if failed is not False])
     return None
 

@@ -69,6 +69,18 @@ def test_chunks_run_ahead_up_to_the_token_that_the_next_one_depends_on(more: dic
     assert drive.answers[1] == expected([*range(1, 18)], LONG)
 
 
+@pytest.mark.parametrize(("n_pages", "runs_ahead"), [(3, False), (4, True)])
+def test_a_step_runs_ahead_while_there_is_a_page_for_each_sequence_that_needs_one(
+    n_pages: int, runs_ahead: bool
+) -> None:
+    """Two prompts fill a page each."""
+    drive = Drive(ahead(pools=((None, n_pages),), max_model_len=8))
+    for number in (1, 2):
+        drive.submit(number, [number] * 4, replace(LONG, max_tokens=3))
+    drive.launch()
+    assert drive.scheduler.assume() == runs_ahead
+
+
 @pytest.mark.parametrize("n", [2, 5])
 def test_those_with_the_same_prompt_compute_none_of_its_pages_again(n: int) -> None:
     """The other choices share the pages of the first one while its step is in flight."""

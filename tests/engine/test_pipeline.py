@@ -47,6 +47,41 @@ def test_those_who_waited_longest_go_first() -> None:
     assert {tuple(sorted((*one, *other))) for one, other in pairwise(steps)} == {(0, 1, 2)}
 
 
+def test_those_who_waited_longest_go_first_also_without_a_second_step_in_flight() -> None:
+    """Each step has half of the four sequences, and lands before the next one begins."""
+    drive = Drive(stages(2, pools=((None, 200),)), max_step_tokens=16)
+    for number in range(4):
+        drive.submit(number, [number + 1], LONG)
+    for _ in range(12):
+        drive.launch()
+        drive.land()
+    lengths = [len(drive.answers[number]) for number in range(4)]
+    assert min(lengths) > 4
+    assert max(lengths) - min(lengths) <= 1
+
+
+def test_a_sequence_that_is_preempted_while_its_step_is_planned_is_not_in_it() -> None:
+    """Three decode in turns, two in a step. The oldest needs a page when the youngest has had its turn in this step."""
+    drive = Drive(stages(2, pools=((None, 6),), max_model_len=16), max_step_tokens=16)
+    prompts = {number: [number + 1] * n for number, n in enumerate((4, 3, 4))}
+    for number, prompt in prompts.items():
+        drive.submit(number, prompt, SamplingParams(max_tokens=10))
+    preemptions = 0
+    while drive.scheduler.has_work:
+        batch = drive.launch()
+        if drive.scheduler.stats().preemptions > preemptions == 0:
+            preempted = [item.id for item in drive.scheduler.view({}).waiting]
+            assert preempted == [2]
+            assert [item.sequence_id for item in batch.slices] == [0]
+        preemptions = drive.scheduler.stats().preemptions
+        while drive.flights:
+            drive.land()
+    assert preemptions > 0
+    assert drive.answers == {
+        number: expected(prompt, SamplingParams(max_tokens=10)) for number, prompt in prompts.items()
+    }
+
+
 def test_chunks_of_a_prompt_follow_each_other() -> None:
     """The steps in flight share the 16 tokens that a step may have; the last one has the rest of the prompt."""
     drive = Drive(stages(2), max_step_tokens=16)

@@ -198,6 +198,40 @@ def test_the_least_recently_used_pages_go_first(tmp_path: Path) -> None:
     assert numbers_in(store) == {0, 1, 2, 3, 4, 5, 8, 9}
 
 
+def test_a_removal_leaves_an_eighth_of_the_bound_and_the_lock_has_the_bytes(tmp_path: Path) -> None:
+    """The next removal comes late, and no write counts the files."""
+    files(tmp_path).write(key(0), data(0))
+    size = paths(tmp_path)[0].stat().st_size
+    store = files(tmp_path, limit=16 * size)
+    for number in range(1, 17):
+        store.write(key(number), data(number))
+        assert int((tmp_path / "lock").read_bytes()) == len(paths(tmp_path)) * size
+    assert len(paths(tmp_path)) == 14 + 1
+
+
+def test_pages_behind_a_link_are_not_removed(tmp_path: Path) -> None:
+    """A link with the name of another fingerprint leads out of the directory."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "of somebody.page").write_bytes(bytes(300))
+    store = files(tmp_path / "store", limit=400)
+    store.write(key(1), data(1))
+    (tmp_path / "store" / OTHER_PRINT).symlink_to(outside)
+    (tmp_path / "store" / "lock").unlink()  # the files are counted again
+    assert store.write(key(2), data(2))
+    assert [path.name for path in outside.iterdir()] == ["of somebody.page"]
+
+
+def test_a_link_among_the_pages_has_its_own_bytes_and_not_those_of_its_target(tmp_path: Path) -> None:
+    store = files(tmp_path / "store", limit=1000)
+    store.write(key(1), data(1))
+    (tmp_path / "data").write_bytes(bytes(5000))
+    (tmp_path / "store" / PRINT / "other.page").symlink_to("../../data")
+    (tmp_path / "store" / "lock").unlink()  # the files are counted again
+    assert store.write(key(2), data(2))
+    assert numbers_in(store) == {1, 2}
+
+
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 300), st.booleans()), max_size=60))
 @settings(max_examples=60, deadline=None)
 def test_two_servers_never_exceed_the_bound(steps: list[tuple[int, int, bool]]) -> None:

@@ -87,6 +87,19 @@ def test_a_window_needs_the_last_pages_of_a_prefix_only(window: int) -> None:
     assert engine(disk, ((None, 64), (window, 64))).serve([*PROMPT[:21], 8, 8, 8], PARAMS) == (20, 20)
 
 
+@pytest.mark.parametrize("n_prompt", [28, 29, 30])
+def test_of_a_windowed_pool_the_last_pages_that_a_prompt_can_reuse_are_saved(n_prompt: int) -> None:
+    """Its last token is computed again: 29 tokens can reuse seven pages of four. The answer is far longer."""
+    disk: Disk = {}
+    pools = ((None, 64), (5, 64))
+    prompt, params = PROMPT[:n_prompt], SamplingParams(max_tokens=16)
+    first = engine(disk, pools)
+    first.serve(prompt, params)
+    first.scheduler.save_pages(1.0)
+    n_full = (n_prompt - 1) // SIZE * SIZE
+    assert engine(disk, pools).serve(prompt, params) == (n_full, n_full)
+
+
 def test_a_page_that_cannot_be_read_is_computed() -> None:
     disk: Disk = {}
     first = engine(disk)

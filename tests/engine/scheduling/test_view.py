@@ -110,6 +110,19 @@ def test_a_grammar_is_compiled_before_a_sequence_waits() -> None:
     assert [(item.id, item.reason, item.prompt) for item in shown] == [(1, None, 4), (7, "grammar", 9)]
 
 
+def test_pages_of_two_sequences_are_shown_as_shared() -> None:
+    """A second sequence begins with two pages of the first one."""
+    drive = driven(max_step_tokens=16)
+    drive.submit(0, [40 + n for n in range(10)], SamplingParams(max_tokens=8))
+    drive.step()
+    drive.submit(1, [*(40 + n for n in range(8)), 7, 7], SamplingParams(max_tokens=8))
+    drive.step()
+    first, second = (item.pages[0] for item in view(drive).whole(()).sequences)
+    assert first.shared == second.shared == (0, 1)
+    assert first.ids[:2] == second.ids[:2]
+    assert len(first.ids) > 2
+
+
 def test_what_is_left_out_is_counted() -> None:
     drive = driven()
     for number in range(MAX_QUEUED + 53):

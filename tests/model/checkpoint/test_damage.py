@@ -196,6 +196,12 @@ def test_a_file_newer_than_the_reader_is_not_called_damaged(data: bytes, message
     assert "download it again" not in found
 
 
+def test_the_first_version_is_not_called_another_byte_order(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(with_counts(0, 0, version=1))
+    with pytest.raises(ModelError, match=r"m\.gguf has version 1 of GGUF; Noria reads 2 and 3"):
+        read_gguf(tmp_path / "m.gguf")
+
+
 @pytest.mark.parametrize("pad", [np.int32(-1), np.uint32(2**32 - 1), np.uint32(10**5)])
 def test_a_padding_token_beyond_the_vocabulary_is_ignored_with_a_word(whole: Whole, pad: Any, tmp_path: Path) -> None:
     assert started(tmp_path, whole.changed(tokenizer__ggml__padding_token_id=pad)) is None

@@ -117,6 +117,7 @@ def test_experts_whose_weights_are_not_normed_are_refused(tmp_path: Path) -> Non
             "has 8 in attention.key_length_mla, expected more than the 8 in",
         ),
         ({"floats": {"attention.scale": 0.5}}, "has 0.5 in attention.scale"),
+        ({"floats": {"attention.scale": 1.0}}, "has 1.0 in attention.scale"),
         ({"floats": {"attention.sliding_window": 8.0}}, "has 8.0 in attention.sliding_window, expected 0"),
         ({"tensors": {"rope_freqs.weight": np.ones(4, np.float32)}}, "has rope_freqs.weight, which"),
     ],

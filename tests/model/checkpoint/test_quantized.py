@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from model.checkpoint import stored as module
 from model.checkpoint.open import open_checkpoint
 from model.checkpoint.quantized.config import Fp4
 from model.checkpoint.quantized.weights import stored_matrix
@@ -90,6 +91,25 @@ def test_int8_with_a_scale_an_output_stays_as_it_is(name: str, kernels: Kernels)
     assert torch.equal(stored.packed, quantized.packed)
     assert stored.scales is not None
     assert torch.equal(stored.scales[:48], scales)
+
+
+@pytest.mark.parametrize("shape", [(16, 2), (1,)])
+def test_zeros_of_a_packed_weight_may_be_signed_bytes(shape: tuple[int, ...]) -> None:
+    """compressed-tensors writes them for a symmetric weight, as it does one zero for all. 0 is the middle."""
+    form = FORMS["ct int4 g32"]
+    parts, wanted = form.make(np.random.default_rng(0), 16, 64)
+    parts["weight_zero_point"] = torch.zeros(shape, dtype=torch.int8)
+    assert torch.equal(stored_matrix("weight_packed", parts, quantization(form)).floats(), wanted)
+
+
+@pytest.mark.parametrize(("width", "n_rows"), [(4, 48), (64, 16)])
+def test_pieces_of_a_weight_have_whole_blocks_of_16_outputs(
+    width: int, n_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernels store 16 outputs together. A piece of wide rows has more values than the limit."""
+    monkeypatch.setattr(module, "VALUES_AT_ONCE", 200)
+    pieces = [len(piece) for piece in Stored(torch.zeros(100, width)).pieces()]
+    assert pieces == [*[n_rows] * (100 // n_rows), 4]
 
 
 @pytest.mark.parametrize("value", [[0.0], [-1.0], [float("inf")], [float("nan")], [1.0, 2.0]], ids=str)

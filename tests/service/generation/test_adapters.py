@@ -1,9 +1,42 @@
-"""The state of an adapter's files."""
+"""The state of an adapter's files, and names that are in use."""
 
+import asyncio
 import os
 from pathlib import Path
+from typing import Any, cast
 
-from service.generation.adapters import files_state
+import pytest
+
+from service.engine.client import EngineClient
+from service.errors.errors import AdapterExists
+from service.generation.adapters import Adapters, files_state
+
+
+class SlowClient:
+    """The client of an engine that reads an adapter when it may."""
+
+    def __init__(self) -> None:
+        self.may_read = asyncio.Event()
+        self.adapters: Any = None
+
+    async def load_adapter(self, number: int, path: str) -> None:
+        await self.may_read.wait()
+
+
+def test_of_two_loads_of_one_name_at_a_time_the_second_is_refused(tmp_path: Path) -> None:
+    async def load_twice() -> None:
+        client = SlowClient()
+        adapters = Adapters(cast(EngineClient, client), ())
+        first = asyncio.create_task(adapters.load("law", tmp_path))
+        await asyncio.sleep(0)  # it has begun
+        with pytest.raises(AdapterExists):
+            await adapters.load("law", tmp_path)
+        client.may_read.set()
+        assert (await first).name == "law"
+        with pytest.raises(AdapterExists):
+            await adapters.load("law", tmp_path)
+
+    asyncio.run(load_twice())
 
 
 def test_the_state_of_files_changes_with_each_of_them(tmp_path: Path) -> None:

@@ -87,6 +87,14 @@ def test_calls_are_read_however_the_text_is_cut(style: str) -> None:
 
 
 @pytest.mark.parametrize("style", STYLES)
+def test_arguments_may_begin_with_an_empty_name(style: str) -> None:
+    whole, text = TEXTS[style]
+    arguments = '{"": "}"}'
+    expected = (text, [("weather", arguments), ("time.now", "{}")], "tool_calls")
+    assert read(style, list(whole.replace(ARGUMENTS, arguments))) == expected
+
+
+@pytest.mark.parametrize("style", STYLES)
 def test_plain_text_is_text_to_its_last_character(style: str) -> None:
     for text in ("", "Hello <tool_cal", "a < b [TOOL_CALL", '{"nam', ' {"name": "x', "x"):
         assert read(style, list(text)) == (text, [], "stop")

@@ -94,6 +94,16 @@ def test_bounds_of_numbers_hold(lower: Any, upper: Any) -> None:
             assert valid(schema, json.loads(text)), (schema, text)
 
 
+@pytest.mark.parametrize(
+    ("bound", "inside", "outside"), [({"maximum": 1000.5}, 1000.25, 1000.75), ({"minimum": -2.5}, -2.25, -2.75)]
+)
+def test_a_bound_keeps_its_fraction(bound: dict[str, float], inside: float, outside: float) -> None:
+    """A bound moves inward only where a double cannot hold it."""
+    schema = {"type": "number", **bound}
+    assert takes(schema, inside)
+    assert not takes(schema, outside)
+
+
 def test_a_discriminator_is_required_and_keeps_closed_branches_apart() -> None:
     """pydantic writes a union like this if each kind has a default. No branch then requires its kind."""
     one = {"type": "object", "properties": {"kind": {"const": "a", "default": "a"}, **A["properties"]}}
