@@ -134,6 +134,22 @@ def test_what_is_doubtful_about_a_models_files_is_logged_once(tmp_path: Path, ca
     assert record.message.startswith("model.gguf has a context of 128 tokens without the keys of YaRN: ")
 
 
+def test_the_served_model_has_the_names_of_the_options_and_the_files_defaults(tmp_path: Path) -> None:
+    write(new_file(tmp_path / "model.gguf"))
+    info = make_info()
+
+    class Ready(Client):
+        async def start(self, options: Any, renew: Any) -> None:
+            self.info = info
+
+    settings = Settings(model=str(tmp_path / "model.gguf"), served_model_name=("one", "other"))
+    served = asyncio.run(load_served(settings, Ready()))  # type: ignore[arg-type]
+    assert (served.names, served.info) == (("one", "other"), info)
+    assert served.longest_piece == longest_piece(served.tokenizer)
+    assert served.source is not None
+    assert served.source[0] == tmp_path / "model.gguf"
+
+
 def test_every_engine_gets_the_template_that_the_service_has_read(tmp_path: Path) -> None:
     """The file may have gone, or have another text, when an engine dies."""
     template = tmp_path / "own.jinja"
