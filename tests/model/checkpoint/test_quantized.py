@@ -132,6 +132,17 @@ def test_rows_of_4_bit_floats_are_whole_groups(name: str, group: int) -> None:
         stored_matrix(role, parts | {"weight_scale": parts["weight_scale"][:8]}, quantization(form))
 
 
+@pytest.mark.parametrize(("name", "code"), [("ct nvfp4", 127), ("ct mxfp4", 253)])
+def test_scales_of_4_bit_floats_are_checked_while_the_weight_has_its_name(name: str, code: int) -> None:
+    """Later it may be one of several that are packed together."""
+    form = FORMS[name]
+    parts, _ = form.make(np.random.default_rng(0), 16, 64)
+    role, scales = next(iter(parts)), parts["weight_scale"]
+    scales.view(torch.uint8)[3, 1] = code
+    with pytest.raises(ValueError, match="a scale is not finite, or negative, or too large"):
+        stored_matrix(role, parts, quantization(form))
+
+
 @pytest.mark.parametrize("name", ["native fp8", "fp8 tensor", "ct fp8 channel"])
 def test_fp8_stays_fp8_with_a_scale_an_output(name: str) -> None:
     found, wanted = matrix(name, 48, 256)

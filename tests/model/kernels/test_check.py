@@ -84,6 +84,16 @@ def test_a_variant_that_is_measured_serves_only_if_it_is_faster(
     assert named.kernels.variant == "avx512vnni"
 
 
+def test_the_log_says_why_a_variant_that_is_slow_does_not_serve(
+    choose: Choose, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(check, "MEASURED", {"avx512vnni"})
+    monkeypatch.setattr(check, "speed", lambda first, second: 0.9)
+    choose("")
+    said = "kernels: avx512vnni is 0.90 times as fast as avx2; avx2 serves instead"
+    assert [record.getMessage() for record in caplog.records] == [said]
+
+
 def test_the_next_variant_serves_where_attention_differs(choose: Choose) -> None:
     made = choose("", "attention")
     assert made.kernels is not None
