@@ -150,7 +150,7 @@ def mutations(room: str) -> list[list[Mutation]]:
         for node, after, statement in sites(ast.parse(data)):
             start = starts[node.lineno - 1] + node.col_offset
             stop = starts[node.end_lineno - 1] + node.end_col_offset
-            key = f"{path}:{node.lineno}: {' '.join(data[start:stop].decode().split())} -> {after}"
+            key = f"{path}:{node.lineno}:{node.col_offset}: {' '.join(data[start:stop].decode().split())} -> {after}"
             lines = range(node.lineno, node.end_lineno + 1)
             found[path, start, stop].append(Mutation(room, path, start, stop, lines, statement, after, key))
     return list(found.values())
@@ -370,7 +370,7 @@ def main() -> None:
     parser.add_argument("--number", type=int, default=300, help="of mutations")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--tests", type=int, default=TESTS, help="at most, for a mutation")
-    parser.add_argument("--only", help="run again what has this text in its place, its change or its result")
+    parser.add_argument("--only", nargs="+", help="run again what has one of these texts in its place or its result")
     options = parser.parse_args()
     bench, file = Bench(options.work), options.work / "results.jsonl"
     prepare(bench.modules)
@@ -379,7 +379,7 @@ def main() -> None:
     known = {item["key"]: item for item in map(json.loads, file.read_text().splitlines())} if file.exists() else {}
     for place, mutation in enumerate(mutants := drawn(options.number, options.seed), 1):
         before = known.get(mutation.key, {}).get("result", "")
-        if options.only in f"{before} {mutation.key}" if options.only else not before:
+        if any(text in f"{before} {mutation.key}" for text in options.only) if options.only else not before:
             known[mutation.key] = result = bench.tried(mutation, options.tests)
             with file.open("a") as results:
                 print(json.dumps(result), file=results)

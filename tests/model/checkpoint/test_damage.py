@@ -196,6 +196,14 @@ def test_a_file_newer_than_the_reader_is_not_called_damaged(data: bytes, message
     assert "download it again" not in found
 
 
+@pytest.mark.parametrize("alignment", [8, 64])
+def test_weights_begin_at_the_alignment_that_a_file_names(alignment: int, tmp_path: Path) -> None:
+    head = with_counts(1, 1, text("general.alignment") + typed(np.uint32(alignment)) + a_tensor("t", [4]))
+    (tmp_path / "m.gguf").write_bytes(head + bytes(-len(head) % alignment) + bytes(16))
+    (tensor,) = read_gguf(tmp_path / "m.gguf").tensors
+    assert tensor.offset == -(-len(head) // alignment) * alignment
+
+
 def test_the_first_version_is_not_called_another_byte_order(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(with_counts(0, 0, version=1))
     with pytest.raises(ModelError, match=r"m\.gguf has version 1 of GGUF; Noria reads 2 and 3"):

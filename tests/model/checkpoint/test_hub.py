@@ -13,7 +13,7 @@ import pytest
 
 from model.checkpoint.gguf.kinds import choose, find_kinds
 from model.checkpoint.gguf.parts import find_parts
-from model.checkpoint.hub import OFFLINE
+from model.checkpoint.hub import OFFLINE, _bar
 from model.checkpoint.resolve import default_name, ignore_progress, resolve, resolve_again
 from model.errors import ModelError
 from tests.model.checkpoint.fake_hub import SHA, Hub, serving
@@ -276,3 +276,14 @@ def test_another_engine_gets_the_same_gguf_file(tmp_path: Path, monkeypatch: pyt
     blob.unlink()
     assert directory == resolve_again("org/name:Q4_K_M", directory, progress=ignore_progress)
     assert asked[1:] == [("org/name:Q4_K_M", SHA)]
+
+
+def test_a_download_counts_its_bytes_and_not_its_files() -> None:
+    """huggingface_hub makes a bar for the bytes of all files, and one for the files."""
+    seen: list[tuple[float, float]] = []
+    bar = _bar(lambda done, total: seen.append((done, total)))
+    of_bytes, of_files = bar(total=100, unit="B"), bar(total=3, unit="it")
+    for update in (30, None, 70):
+        of_bytes.update(update)
+        of_files.update(1)
+    assert seen == [(30, 100), (30, 100), (100, 100)]

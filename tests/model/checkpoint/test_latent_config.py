@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
 from model.attention.rope import frequencies, temperatures
 from model.checkpoint.config import read_config
+from model.checkpoint.families import FAMILIES
 from model.checkpoint.open import open_checkpoint
 from model.config.latent import LatentConfig
 from model.config.model import QueryTemperature, Rope, RopeScaling
@@ -35,6 +37,11 @@ SMALL_4 = RopeScaling("yarn", 128.0, 8192, mscale=1.0, mscale_all_dim=1.0)
 
 def options(**changes: Any) -> RunnerOptions:
     return RunnerOptions(**{"model": "", **changes})
+
+
+def test_what_a_config_leaves_out_has_the_value_of_transformers() -> None:
+    theirs, own = AutoConfig.for_model("mistral4"), FAMILIES["mistral4"].defaults
+    assert {name: getattr(theirs, name) for name in own} == own
 
 
 def test_both_scales_of_mistral_small_4(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from service.engine.client import EngineClient
 from service.errors.errors import AdapterExists
 from service.generation.adapters import Adapters, files_state
+from tests.waiting import PATIENCE
 
 
 class SlowClient:
@@ -36,7 +37,7 @@ def test_of_two_loads_of_one_name_at_a_time_the_second_is_refused(tmp_path: Path
         with pytest.raises(AdapterExists):
             await adapters.load("law", tmp_path)
 
-    asyncio.run(load_twice())
+    asyncio.run(asyncio.wait_for(load_twice(), PATIENCE))
 
 
 def test_the_state_of_files_changes_with_each_of_them(tmp_path: Path) -> None:
