@@ -49,6 +49,7 @@ class Forked:
             request = json.dumps([[*arguments], dict(environment)]).encode()
             socket.send_fds(_origin().socket, [request], [output.fileno(), errors.fileno(), theirs.fileno()])
         self.pid = int.from_bytes(self._end.recv(4), "big")
+        assert self.pid, "the process that forks has ended"
         self.args = arguments
         self.returncode: int | None = None
 

@@ -180,11 +180,15 @@ def test_another_seed_and_another_token_are_found(server: LiveServer, folder: Pa
 
 
 def test_answers_are_recorded_and_checked_at_a_deploy(folder: Path, tmp_path: Path) -> None:
-    """Each command has a server of its own, also the one that signs. `other` is a scheme that gives other answers."""
+    """Each command has a server of its own, also the one that signs. `other` is a scheme that gives other answers.
+
+    To some seeds it gives the same, so one answer has a seed for which it does not.
+    """
     rows = [
         {"custom_id": path, "method": "POST", "url": path, "body": {**body, "receipt": "full"}}
         for path, body in OWN.items()
     ]
+    rows[0]["body"] |= {"seed": 7}
     (tmp_path / "requests.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     golden, report = tmp_path / "golden.jsonl", tmp_path / "report.xml"
     done = process("batch", tmp_path / "requests.jsonl", golden, "--model", folder / "model.gguf")
