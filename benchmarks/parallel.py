@@ -59,7 +59,8 @@ def cases(args: argparse.Namespace, model: Path) -> Iterator[tuple[str, Case]]:
 def measure(case: Case) -> Found:
     """Run a case in a process of its own, whose errors are shown."""
     command = [sys.executable, "-m", "benchmarks.ranks", argument(case)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=machine.ROOT)
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # rank 0 forks the others, while it has one thread
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=machine.ROOT, env=environment)
     found: Found = json.loads(done.stdout.splitlines()[-1])
     return found
 

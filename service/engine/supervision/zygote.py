@@ -13,7 +13,7 @@ import time
 from concurrent.futures import Future
 from contextlib import suppress
 
-from model.machine.child import LOADING_SILENCE_SECONDS, STOPPED_SECONDS, ending, is_stopped
+from model.machine.child import LOADING_SILENCE_SECONDS, STOPPED_SECONDS, ending
 from model.machine.forking import ForkedProcess, adopt_orphans
 from service.engine.supervision.launch import PID_BYTES, Launched, launch
 
@@ -116,7 +116,7 @@ class Zygote:
     def _living(self) -> Launched:
         """Return the present zygote if it lives, else a new one. Raises OSError if the machine cannot start it."""
         launched = self._launched
-        if launched is not None and (launched.process.poll() is not None or is_stopped(launched.process.pid)):
+        if launched is not None and (launched.process.poll() is not None or _halted(launched.process.pid)):
             self._end()
             self._failures += 1
             log.warning("the zygote is gone (%s); another one follows", ending(launched.process.poll() or 0))
@@ -129,6 +129,11 @@ class Zygote:
         if launched is not None:
             launched.sock.close()
             _kill(launched.process)
+
+
+def _halted(pid: int) -> bool:
+    """Return whether a signal has stopped a child. Opens no file: this is called each second."""
+    return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _ask(launched: Launched, wire: socket.socket) -> int | None:
@@ -144,7 +149,7 @@ def _ask(launched: Launched, wire: socket.socket) -> int | None:
         with theirs, suppress(OSError):  # it has ended
             socket.send_fds(sock, [b"f"], [wire.fileno(), theirs.fileno()])
         while not select.select([ours], [], [], STOPPED_SECONDS)[0]:
-            if is_stopped(process.pid) or time.monotonic() > deadline:
+            if process.poll() is None and (_halted(process.pid) or time.monotonic() > deadline):
                 _kill(process)
         answer = ours.recv(PID_BYTES)
     return int.from_bytes(answer) if answer else None
