@@ -34,7 +34,7 @@ from service.http.listening import listen
 
 POLL_SECONDS = 0.002
 ENGINE = "noria-engine"
-"""What the system calls the engine process. Before the zygote, its load did."""
+"""What the system calls the engine process. Older trees gave it that name when its load began."""
 
 Milestones = dict[str, float]
 """Milliseconds from the start of the command, by name."""
