@@ -3,7 +3,7 @@
 import re
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -20,19 +20,6 @@ Screenshot = Callable[[Page, str], None]
 def server() -> Iterator[LiveServer]:
     with serving("--max-sequences", "4", paced=True) as server:
         yield server
-
-
-@contextmanager
-def mortal() -> Iterator[LiveServer]:
-    """A server that the test kills. `serving` would miss its exit code 0."""
-    with ExitStack() as stack:
-        server = stack.enter_context(serving(paced=True))
-        try:
-            yield server
-        finally:
-            strike(server.process.pid, signal.SIGKILL)
-            with suppress(AssertionError):
-                stack.close()
 
 
 def test_a_conversation_and_its_screenshots(server: LiveServer, page: Page, screenshot: Screenshot) -> None:
@@ -62,7 +49,7 @@ def test_a_conversation_and_its_screenshots(server: LiveServer, page: Page, scre
 
 def test_the_engine_and_then_the_server_are_killed_in_mid_answer(page: Page) -> None:
     """Another engine goes on with the answer. No other server does."""
-    with mortal() as server, server.slow():
+    with serving(paced=True) as server, server.slow():
         page.goto(server.url)
         set_fields(page, min_tokens="4000", max_tokens="4000")
         ask(page, "Tell me a long story.")
@@ -72,7 +59,7 @@ def test_the_engine_and_then_the_server_are_killed_in_mid_answer(page: Page) -> 
         eventually(lambda: len(answers(page).inner_text()) > len(before) + 200, "another engine goes on")
         assert answers(page).inner_text().startswith(before)
         before = answers(page).inner_text()
-        strike(server.process.pid, signal.SIGKILL)
+        server.kill()
         expect(page.locator(".ending.error")).to_contain_text("The connection to the server was lost.")
         assert answers(page).inner_text().startswith(before)
         button(page, "Retry").click()
