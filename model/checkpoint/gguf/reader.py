@@ -9,6 +9,7 @@ import mmap
 import struct
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
@@ -24,6 +25,7 @@ DEFAULT_ALIGNMENT = 32
 SCALARS: Mapping[int, Any] = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 """Formats of `struct` by GGUF's number of a value type."""
 STRING, ARRAY = 8, 9
+LENGTH = struct.Struct("<Q")
 MIN_FIELD_BYTES, MIN_TENSOR_BYTES = 13, 32
 """A field has at least the length of its name, a type and a byte; a tensor has at least one dimension."""
 
@@ -131,7 +133,6 @@ class _Cursor:
         return struct.unpack_from("<" + code, self.data, self.skip(struct.calcsize("<" + code), what))[0]
 
     def string(self, what: str) -> str:
-        """Read a string. In few calls: a vocabulary has hundreds of thousands."""
         start = self.place + 8
         self.place = stop = start + int.from_bytes(self.data[self.place : start], "little")
         if stop > self._size:
@@ -142,11 +143,21 @@ class _Cursor:
             raise Damaged(f"{what} at byte {start} is not UTF-8") from None
 
     def strings(self, what: str) -> Strings:
+        """Read an array of strings. Without a call for each: a vocabulary has hundreds of thousands."""
         n_strings, begin, starts = self.count(f"strings in {what}", 8), self.place, array("Q")
-        for _ in range(n_strings):
-            starts.append(self.place + 8 - begin)
-            self.string(what)
-        starts.append(self.place + 8 - begin)
+        data, length, add = self.data, LENGTH.unpack_from, starts.append
+        with suppress(struct.error, UnicodeDecodeError):
+            for _ in range(n_strings):
+                start = self.place + 8
+                stop = start + length(data, self.place)[0]
+                if stop > self._size:
+                    break
+                data[start:stop].decode()
+                add(start - begin)
+                self.place = stop
+        if len(starts) < n_strings:
+            self.string(what)  # says what is wrong
+        add(self.place + 8 - begin)
         return Strings(self.data[begin : self.place], starts)
 
     def count(self, what: str, least_bytes: int) -> int:
