@@ -84,7 +84,6 @@ class GrammarFollower:
 # Wording: the library has these sentences, and no code, for what is wrong.
 OURS = {
     "NoExtensionBias": "no token can follow",
-    "coerce_one_of": "schemas of oneOf may match the same value: use anyOf",
     "Regex is empty": "no text has this pattern, format and length",
     **dict.fromkeys(("Too many items", "too many states"), "it becomes too complex"),
 }

@@ -30,9 +30,10 @@ from model.machine.limits import Timer, limit_memory, run
 from model.tokenizers.load import load_tokenizer
 from model.tokenizers.roles import read_roles
 
-COMPILE_SECONDS = 2.0
+TRY_SECONDS, COMPILE_SECONDS = 0.5, 2.0
 MASK_SECONDS = 0.5
-"""Limits of processor time: for a grammar, and for one sequence's masks in a step, which usually take about 0.1 ms."""
+"""Limits of processor time: for a grammar that others wait behind, for any grammar, and for one sequence's masks in a
+step, which usually take about 0.1 ms."""
 START_SECONDS = 20.0
 """Limit of processor time for the start, which takes about 0.2 s."""
 REPLAY_SECONDS = 0.001
@@ -57,9 +58,9 @@ def main(trying: socket.socket, following: socket.socket | None = None) -> None:
     n_bytes = COMPILE_BYTES if following is None else FOLLOW_BYTES
     send(trying, {"limited": not limit_memory(n_bytes)})
     if following is None:
-        _try(trying, library, timer, n_bytes)
+        _try(trying, library, timer, first[0]["seconds"], n_bytes)
     else:
-        threading.Thread(target=_try, args=(trying, library, timer, None), daemon=True).start()
+        threading.Thread(target=_try, args=(trying, library, timer, COMPILE_SECONDS), daemon=True).start()
         _follow(following, library, timer)
 
 
@@ -73,13 +74,15 @@ def _compiler(first: dict[str, Any], archive: bytes) -> Compiler:
     return Compiler.of(tokenizer, [*end_tokens(directory, roles, tokenizer, chat)], first["size"])
 
 
-def _try(sock: socket.socket, library: CompiledGrammars, timer: Timer, n_bytes: int | None) -> None:
+def _try(
+    sock: socket.socket, library: CompiledGrammars, timer: Timer, seconds: float, n_bytes: int | None = None
+) -> None:
     with contextlib.suppress(ConnectionError):
         while True:
             grammar, _ = receive(sock)
             if n_bytes is not None:
                 limit_memory(n_bytes)
-            with timer.task(COMPILE_SECONDS):
+            with timer.task(seconds):
                 problem = _tried(library, grammar)
             send(sock, problem)
 

@@ -11,7 +11,7 @@ from pydantic_core import from_json
 
 from model.errors import quoted
 from model.grammar.client import GrammarProcess
-from model.grammar.process import COMPILE_BYTES, COMPILE_SECONDS
+from model.grammar.process import COMPILE_BYTES, COMPILE_SECONDS, TRY_SECONDS
 from model.grammar.vocabulary import Vocabulary
 from model.machine.helper import First
 from model.sampling_params import MAX_GRAMMAR_CHARS
@@ -219,17 +219,19 @@ class Grammars:
     async def _problem(self, served: ServedModel, grammar: str) -> str:
         """Return the problem of a grammar, "" if none. Only the compiler's word is remembered. Raises Unavailable.
 
-        A process that exceeds its limits, and then a fresh one that does too, say something of the grammar.
+        A grammar that takes more than TRY_SECONDS is tried again in a process of its own, so that no other waits behind
+        it. If it exceeds the limits there, too, it is at fault.
         """
-        digest, start = hashlib.sha256(grammar.encode()).digest(), partial(_start, served)
+        digest = hashlib.sha256(grammar.encode()).digest()
         if (known := self._trial.recent.find(digest)) is not None:  # it does not wait for the trial of another
             return known
-        for apart in (False, True):
+        for apart, seconds in ((False, TRY_SECONDS), (True, COMPILE_SECONDS)):
+            start = partial(_start, served, seconds)
             with suppress(LimitsExceeded):
                 return (await self._trial.ask(digest, start, lambda process: process.ask(grammar), apart=apart))[0]
         return TOO_MUCH
 
 
-def _start(served: ServedModel) -> GrammarProcess:
+def _start(served: ServedModel, seconds: float) -> GrammarProcess:
     vocabulary = Vocabulary.of(served.tokenizer, served.defaults.eos_token_ids, served.info.vocab_size)
-    return GrammarProcess(First({"vocabulary": vocabulary.to_json()}))
+    return GrammarProcess(First({"vocabulary": vocabulary.to_json(), "seconds": seconds}))

@@ -8,20 +8,19 @@ within the closer bound is within the other. A value of `const` or `enum` may no
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
-from functools import partial
+from functools import partial, reduce
 from itertools import product
 from typing import Any, TypeGuard
 
 from model.errors import quoted
 from service.schema.fields import Json
-from service.structured.strings import formatted, patterned
+from service.structured.proofs import as_list
+from service.structured.rewriting import MAPS, inner, rewritten, tag
+from service.structured.strings import PATTERNS, formatted, patterned
 
-MAPS = ("properties", "patternProperties", "$defs", "definitions")
-VALUES = ("const", "enum", "default", "example", "examples")
-"""Keywords whose values are no schemas. Below every other keyword there may be a schema that a `$ref` names."""
-JOINED = ("if", "not", "dependentSchemas", "unevaluatedProperties")
+JOINED = ("if", "not", "dependencies", "dependentRequired", "dependentSchemas", "unevaluatedProperties")
 CHOOSING = ("allOf", "oneOf")
 LOWER, UPPER = ("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")
 BOUNDS = ((*LOWER, UPPER, 1), (*UPPER, LOWER, -1))
@@ -32,7 +31,13 @@ LARGEST = 2**63 - 2**10
 COUNTS_OTHERS = ("additionalProperties", "minProperties")
 
 COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+SHAPES: Mapping[str, tuple[type, str]] = {
+    **dict.fromkeys(("oneOf", "anyOf", "allOf", "enum"), (list, "a list")),
+    **dict.fromkeys(MAPS, (dict, "an object")),
+    **dict.fromkeys(COUNTS, (int, "a whole number")),
+}
+"""Keywords that the rules read, and the types of their values."""
+FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", *PATTERNS)
 """The values of `format` that are enforced. In JSON Schema any other value is a remark."""
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "uniqueItems": (False,),
@@ -46,64 +51,46 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "not": (False,),
 }
 """Keywords that llguidance refuses -> values that constrain nothing."""
+REMARKS = ("title", "description", "markdownDescription", "$comment", "default", "example", "examples")
+"""Keywords for readers, unless they are the names of schemas. They would count for the length of a grammar."""
+LATER: Mapping[str, Sequence[str]] = {
+    "/draft-04/": ("propertyNames", "contains", "if", "then", "else", "dependentRequired", "dependentSchemas"),
+    "/draft-06/": ("if", "then", "else", "dependentRequired", "dependentSchemas"),
+    "/draft-07/": ("dependentRequired", "dependentSchemas"),
+}
+"""Keywords that a draft does not have yet. In it they are remarks."""
 DIALECTS = "json-schema.org/"
 
 
-class _Joined(Exception):
-    """Several schemas apply to one object."""
-
-
 def closed(schema: Json) -> Json:
-    """Return the schema with `additionalProperties: false` in objects that have `properties` and do not say otherwise.
+    """Return the schema with `additionalProperties: false` if it has `properties` and does not say otherwise.
 
-    Without it a model adds properties of its own until max_tokens. A schema that joins others (`allOf`) stays as it is,
-    because one of them may declare properties that another does not. `oneOf` stays as it is, because a value could then
-    match two schemas. With a discriminator `oneOf` is changed: the discriminator becomes required, and distinguishes
-    the schemas.
+    Without it a model adds properties of its own until max_tokens.
     """
-    try:
-        return _closed(schema)
-    except _Joined:
-        return schema
-
-
-def _closed(schema: Any) -> Any:
-    if not isinstance(schema, dict):
-        return schema
-    if _joins(schema):
-        raise _Joined
-    changed = {key: inner(key, value, _closed) for key, value in schema.items()}
-    if (tag := _tag(schema)) is not None and isinstance(changed["oneOf"], list):
-        changed["oneOf"] = [{"allOf": [branch], "required": [tag]} for branch in changed["oneOf"]]
     names = schema.get("properties")
     if isinstance(names, dict) and not any(key in schema for key in COUNTS_OTHERS):
         required = schema.get("required", [])
         if isinstance(required, list) and all(name in names for name in required if isinstance(name, str)):
-            changed["additionalProperties"] = False
-    return changed
+            return schema | {"additionalProperties": False}
+    return schema
 
 
-def _joins(schema: Json) -> bool:
-    choosing = [key for key in CHOOSING if key in schema and (key == "allOf" or _tag(schema) is None)]
+def joins(schema: Any) -> bool:
+    """Return whether several schemas apply to one value: one may declare properties that another does not.
+
+    The branches of a `oneOf` with a discriminator do not.
+    """
+    if not isinstance(schema, dict):
+        return False
+    choosing = [key for key in CHOOSING if key in schema and (key == "allOf" or tag(schema) is None)]
     several = any(not isinstance(schema[key], list) or len(schema[key]) != 1 for key in choosing)
     beside = "properties" in schema and any(key in schema for key in ("anyOf", "oneOf", "allOf", "$ref"))
-    return several or beside or any(key in schema for key in JOINED)
-
-
-def _tag(schema: Json) -> str | None:
-    """Return the discriminator of `oneOf`, as OpenAPI and pydantic declare it."""
-    discriminator = schema.get("discriminator")
-    name = discriminator.get("propertyName") if isinstance(discriminator, dict) and "oneOf" in schema else None
-    return name if isinstance(name, str) else None
-
-
-def inner(key: str, value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return the value of a keyword, with `change` made to the schemas in it."""
-    if key in MAPS and isinstance(value, dict):
-        return {name: change(schema) for name, schema in value.items()}
-    if key in VALUES or key.startswith("x-"):
-        return value
-    return [change(part) for part in value] if isinstance(value, list) else change(value)
+    if several or beside or any(key in schema for key in JOINED):
+        return True
+    found: list[bool] = []
+    for key, value in schema.items():
+        inner(key, value, lambda part: found.append(joins(part)))
+    return any(found)
 
 
 def each(schema: Any, rule: Callable[[Json], Json]) -> Any:
@@ -133,12 +120,12 @@ def bounded(schema: Json) -> Json:
     return changed
 
 
-def readable(schema: Json) -> Json:
+def readable(schema: Json, unknown: Collection[str] = ()) -> Json:
     """Return the schema without keywords that constrain nothing, and with whole numbers where llguidance needs them.
 
-    It leaves out formats that are not known, and `$schema` of a dialect that is not known.
+    It leaves out keywords that are `unknown`, formats that are not known, and `$schema` of an unknown dialect.
     """
-    changed = {key: value for key, value in schema.items() if not _says_nothing(key, value)}
+    changed = {key: value for key, value in schema.items() if key not in unknown and not _says_nothing(key, value)}
     for key in COUNTS:
         if isinstance(number := changed.get(key), float) and number.is_integer():
             changed[key] = int(number)
@@ -146,6 +133,8 @@ def readable(schema: Json) -> Json:
 
 
 def _says_nothing(key: str, value: Any) -> bool:
+    if key in REMARKS:
+        return not isinstance(value, dict)
     if key == "format":
         return isinstance(value, str) and value not in FORMATS
     if key == "$schema":
@@ -218,16 +207,62 @@ def countable(schema: Json) -> Json:
     return schema
 
 
-RULES = (readable, exact, bounded, countable, patterned)
+RULES = (exact, bounded, countable, patterned, formatted)
 """Each changes one schema, without those in it."""
+
+
+def shaped(schema: Json) -> Json:
+    """Return the schema. Raises ValueError for a keyword whose value has another type, which would be no schema."""
+    for key, (kind, name) in SHAPES.items():
+        if key in schema and type(schema[key]) is not kind:
+            raise ValueError(f"{key} must be {name}, got {quoted(schema[key])}")
+    single = [(key, [schema[key]]) for key in ("not", "if", "then", "else") if key in schema]
+    for key, parts in (*single, *((key, schema[key]) for key in ("oneOf", "anyOf", "allOf") if key in schema)):
+        if any(not isinstance(part, dict | bool) for part in parts):
+            raise ValueError(f"{key} must have schemas, got {quoted(schema[key])}")
+    for key in ("required", "type"):
+        if any(not isinstance(name, str) for name in as_list(schema.get(key))) or isinstance(schema.get(key), dict):
+            raise ValueError(f"{key} must have names, got {quoted(schema[key])}")
+    return schema
+
+
+def used(root: Json) -> Json:
+    """Return the schema without definitions that no `$ref` names: some files define more than they use."""
+    left, places = dict(root), [key for key in ("$defs", "definitions") if isinstance(root.get(key), dict)]
+    queue: list[Any] = [{key: value for key, value in root.items() if key not in places}]
+    for key in places:
+        left[key] = {}
+    while queue:
+        for reference in _references(queue.pop()):
+            _, key, name, *_ = [*reference.split("/", 3), "", ""]
+            if not reference.startswith("#/") and reference != "#":
+                return root
+            if key in places and name not in left[key]:
+                if name not in root[key]:
+                    return root
+                left[key][name] = root[key][name]
+                queue.append(root[key][name])
+    return left
+
+
+def _references(value: Any) -> Iterator[str]:
+    if isinstance(value, dict) and isinstance(value.get("$ref"), str):
+        yield value["$ref"]
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _references(part)
 
 
 def enforceable(schema: Json) -> Any:
     """Return the schema as llguidance reads it right. Raises ValueError, naming the keyword, if there is none."""
-    changed = schema
-    for rule in RULES:
-        changed = each(changed, rule)
-    return each(closed(changed), formatted)
+    unknown = next((keys for draft, keys in LATER.items() if draft in str(schema.get("$schema"))), ())
+    known = each(used(schema), lambda part: shaped(readable(part, unknown)))
+    changed = rewritten(known)
+    if changed is False:
+        raise ValueError("no value meets all of it")
+    rules = RULES if joins(known) else (closed, *RULES)
+    return (
+        each(changed, lambda part: reduce(lambda found, rule: rule(found), rules, part)) if changed is not True else {}
+    )
 
 
 def mixes_names(schema: Json) -> bool:

@@ -26,6 +26,43 @@ SETS = "[]&~-"
 FOURTH = "(?:0[48]|[2468][048]|[13579][26])"
 DAY = f"(?:0*[1-9][0-9]*-(?:..-(?:[013].|2[0-8])|(?:0[13-9]|1.)-29)|(?:..{FOURTH}|{FOURTH}00)-02-29)"
 SECOND = r":[0-5].(?:\.[0-9]{1,32})?(?:[zZ]|[+-]..:..)"
+
+
+def _reference(beyond: str, *, scheme: bool) -> str:
+    """Return the pattern of RFC 3986, or of RFC 3987 with characters `beyond` ASCII: with a scheme, or without too."""
+    word = rf"(?:[A-Za-z0-9._~!$&'()*+,;={beyond}-]|%[0-9A-Fa-f]{{2}})"
+    path = f"(?:{word}|[:@/])*"
+    rooted = rf"//(?:(?:{word}|:)*@)?{word}*(?::[0-9]*)?(?:/{path})?|/(?:(?:{word}|[:@]){path})?"
+    after = rf"(?:\?(?:{word}|[:@/?])*)?(?:#(?:{word}|[:@/?])*)?"
+    absolute = f"[A-Za-z][A-Za-z0-9+.-]*:(?:{rooted}|(?:(?:{word}|[:@]){path})?)"
+    relative = f"{rooted}|(?:(?:{word}|@)+(?:/{path})?)?"
+    return f"^(?:{absolute}){after}$" if scheme else f"^(?:{absolute}|{relative}){after}$"
+
+
+def _expression() -> str:
+    """Return a pattern of regular expressions: those with groups in groups of groups, and `{{n,m}}`, are left out."""
+    escape = r"\\[dDwWsStnrfv/.*+?()|\[\]{}^$\\-]"
+    several = r"(?:[*+?]\??|\{[0-9]{1,3},?\})?"
+    klass = rf"\[\^?(?:0-9|a-z|A-Z|[^\\\[\]^\x00-\x1f-]|{escape})+\]"
+    part = rf"(?:[^\\()\[\]{{}}*+?|^$\x00-\x1f]|{escape}|{klass}){several}|[\^$]|\\[bB]"
+    for _ in range(2):
+        part = rf"(?:{part}|\((?:\?:)?(?:{part}|\|)*\){several})"
+    return rf"^(?:{part}|\|)*$"
+
+
+BEYOND = r"\x{A0}-\x{D7FF}\x{F900}-\x{FDCF}\x{FDF0}-\x{FFEF}\x{10000}-\x{1FFFD}\x{20000}-\x{2FFFD}"
+OCTET = "%[0-9A-Fa-f]{2}"
+VARIABLE = rf"(?:[A-Za-z0-9_]|{OCTET})+(?:\.[A-Za-z0-9_]+)*(?:\*|:[1-9][0-9]{{0,3}})?"
+PATTERNS: Mapping[str, str] = {
+    "uri-reference": _reference("", scheme=False),
+    "iri": _reference(BEYOND, scheme=True),
+    "iri-reference": _reference(BEYOND, scheme=False),
+    "uri-template": rf"^(?:[^\x00-\x20\x22%<>\\^`{{|}}\x7f]|{OCTET}|\{{[+#./;?&]?{VARIABLE}(?:,{VARIABLE})*\}})*$",
+    "json-pointer": "^(?:/(?:[^~/\\x00-\\x1f]|~[01])*)*$",
+    "relative-json-pointer": "^(?:0|[1-9][0-9]*)(?:#|(?:/(?:[^~/\\x00-\\x1f]|~[01])*)*)$",
+    "regex": _expression(),
+}
+"""Formats that llguidance does not know."""
 BESIDE: Mapping[object, Json] = {
     "date": {"pattern": f"^{DAY}$"},
     "time": {"pattern": f"{SECOND}$"},
@@ -37,8 +74,12 @@ BESIDE: Mapping[object, Json] = {
 
 def formatted(schema: Json) -> Json:
     """Add the rules of a format that llguidance does not enforce."""
-    beside, others = BESIDE.get(str(schema.get("format"))), schema.get("allOf", [])
-    return schema | {"allOf": [*others, beside]} if beside and isinstance(others, list) else schema
+    name, others = str(schema.get("format")), schema.get("allOf", [])
+    beside = {"pattern": PATTERNS[name]} if name in PATTERNS else BESIDE.get(name)
+    if not beside or not isinstance(others, list):
+        return schema
+    changed = {key: value for key, value in schema.items() if key != "format" or name not in PATTERNS}
+    return changed | {"allOf": [*others, beside]}
 
 
 def patterned(schema: Json) -> Json:

@@ -20,7 +20,7 @@ def token(text: str) -> int:
     return PIECES.index(text.encode())
 
 
-FIRST = First({"vocabulary": VOCABULARY.to_json()})
+FIRST = First({"vocabulary": VOCABULARY.to_json(), "seconds": 2.0})
 GOOD, BAD = 'start: "a"', "start: nonsense"
 ENDLESS = 'start: "a" more\nmore: T more T\nT: /b*/'
 """A rule that leads to itself through nothing: llguidance never returns."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from model.errors import ParameterError
+from service.errors.errors import InvalidRequest
 from service.structured.json_schema import FORMATS
 from tests.service.structured.accepts import accepts, accepts_any, matcher_of, takes
 
@@ -35,6 +36,11 @@ REFUSED = {
         *("1::d6:192.168.0.1", "1:2::192.168.0.1", "::ffff:192.168.0.1"),
         "1000:1000:1000:1000:1000:1000:255.255.255.255",
     },
+    "iri": {
+        *("http://[2001:0db8:85a3:0000:0000:8a2e:0370:7334]", "http://[2001:db8::1]", "http://[V1.fe]"),
+        "http://ƒøø.ßår/?q=\U000f0000",
+    },
+    "json-pointer": {"/foo\x00bar\n\tbaz"},
 }
 """Right texts that a grammar does not allow."""
 
@@ -87,5 +93,5 @@ def test_what_a_format_says_joins_the_other_keywords(schema: Any, good: Any, bad
 
 @pytest.mark.parametrize("others", [None, 3, "x", {}])
 def test_a_fault_beside_a_format_is_the_clients(others: Any) -> None:
-    with pytest.raises(ParameterError):
+    with pytest.raises((InvalidRequest, ParameterError)):
         matcher_of({"format": "date", "allOf": others})
