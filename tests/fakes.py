@@ -27,6 +27,7 @@ from model.options import STEP_LIMITS, RunnerOptions
 from model.sampling_params import SamplingParams
 from model.tokenizers.pieces import decode_pieces
 from service.engine.messages import Wire
+from service.engine.supervision.process import EngineProcess
 from service.engine.worker import Worker
 
 VOCAB = 256
@@ -386,8 +387,8 @@ def create_fake(progress: Callable[[str, float], None], **options: object) -> Fa
     return runner
 
 
-class EngineThread:
-    """An engine on a thread of this process, without start-up cost and isolation."""
+class EngineThread(EngineProcess):
+    """An engine on a thread of this process, without start-up cost and isolation. It has all methods of its own."""
 
     def __init__(self, runner: str) -> None:
         self._runner = runner
