@@ -25,7 +25,7 @@ from model.errors import ModelError
 from model.media import AudioFormat, ImageFormat
 from model.options import STEP_LIMITS, RunnerOptions
 from model.sampling_params import SamplingParams
-from model.tokenizers.pieces import decode_pieces
+from model.tokenizers.base import Tokenizer
 from service.engine.messages import Wire
 from service.engine.supervision.process import EngineProcess
 from service.engine.worker import Worker
@@ -459,7 +459,7 @@ def create_exiting(progress: Callable[[str, float], None], **options: object) ->
     os._exit(3)
 
 
-class IntegerTokenizer:
+class IntegerTokenizer(Tokenizer):
     """One token a byte, 1..255; 0 ends a text. Bytes from 128 on build UTF-8 sequences as real tokenizers do."""
 
     vocab_size = VOCAB
@@ -481,6 +481,3 @@ class IntegerTokenizer:
 
     def name(self, token: int) -> str:
         return self.piece(token).decode("latin-1") if token else "<end>"
-
-    def decode(self, tokens: list[int], *, keep_control: bool = False) -> str:
-        return decode_pieces(self, tokens, keep_control=keep_control)
