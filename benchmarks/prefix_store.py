@@ -31,7 +31,7 @@ from model.loading import load_from
 from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
 from model.step.runner import ModelRunner
-from service.engine.loop import EngineLoop, Message, PagesMoved
+from service.engine.loop import EngineLoop, Message
 from service.engine.messages import FromEngine, Report, Stop, Submit
 from service.engine.prefixes.files import folders, page_files
 from service.engine.prefixes.store import PrefixStore, open_store
@@ -62,7 +62,7 @@ class Engine:
         self._inbox: SimpleQueue[Message] = SimpleQueue()
         self.store: PrefixStore | None = None
         if stores:
-            self.store = open_store(runner.info, runner.pages, lambda: self._inbox.put(PagesMoved()))
+            self.store = open_store(runner.info, runner.pages, lambda: self._inbox.put(lambda scheduler: None))
         info = runner.info
         self.scheduler = Scheduler(
             info, max_sequences=info.max_sequences, max_step_tokens=info.max_step_tokens, store=self.store

@@ -5,8 +5,6 @@ NoriaError
 ├── OptionError      a start-up option that cannot be used (lengths, device)
 │   └── MemoryLack   what the options require does not fit into the memory
 ├── MediaError       a file of a request that cannot be decoded (format, size, damage)
-│   ├── ImageError
-│   └── AudioError
 └── ParameterError   a parameter of a request outside its range; has the field's name
 """
 
@@ -38,14 +36,6 @@ class MemoryLack(OptionError):
 
 class MediaError(NoriaError):
     """A file that cannot be decoded: what is wrong with it, as in "has 10 pixels; the limit is 9"."""
-
-
-class ImageError(MediaError):
-    """An image that cannot be decoded."""
-
-
-class AudioError(MediaError):
-    """An audio file that cannot be decoded."""
 
 
 class ParameterError(NoriaError):

@@ -63,60 +63,10 @@ ClientOf = Callable[[ModelEntry], EngineClient]
 """Makes the client of a model's engine. It reports to the metrics of the model."""
 RECORDED_BYTES = 2**26
 """Bytes of the events of streams that outlive their connections."""
-ROUTES: tuple[Route, ...] = (
-    completions.completions,
-    fim.fim_completions,
-    transcriptions.transcriptions,
-    transcriptions.translations,
-    chat.chat_completions,
-    responses.responses,
-    responses.input_tokens,
-    compact.compact,
-    stored.retrieve,
-    stored.delete,
-    stored.cancel,
-    stored.input_items,
-    conversations.create,
-    conversations.retrieve,
-    conversations.update,
-    conversations.delete,
-    conversations.list_items,
-    conversations.create_items,
-    conversations.retrieve_item,
-    conversations.delete_item,
-    anthropic.messages,
-    anthropic.count_tokens,
-    embeddings.embeddings,
-    models.models,
-    models.model,
-    models.load,
-    models.unload,
-    generation.chat,
-    generation.generate,
-    embed.embed,
-    embed.embeddings,
-    ollama.tags,
-    ollama.ps,
-    ollama.show,
-    ollama.show_version,
-    lora.load,
-    lora.unload,
-    tokens.tokenize,
-    tokens.detokenize,
-    tokens.apply_template,
-    tokens.tokenizer_info,
-    probes.live,
-    probes.ready,
-    probes.health,
-    probes.ping,
-    probes.show_version,
-    engine.metrics,
-    engine.engine_events,
-    engine.list_requests,
-    engine.request_facts,
-    engine.cancel_request,
-    document.openapi,
-)
+TEXTS = (completions, fim, transcriptions, chat, responses, compact, stored, conversations, anthropic)
+OTHERS = (embeddings, models, generation, embed, ollama, lora, tokens, probes, engine, document)
+ROUTES = tuple(route for module in (*TEXTS, *OTHERS) for route in vars(module).values() if isinstance(route, Route))
+"""Each route that these modules define, in this order."""
 
 
 def create_app(

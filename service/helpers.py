@@ -6,24 +6,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
-from model.machine.helper import ATTEMPTS, ProcessLost
+from model.machine.helper import ATTEMPTS, HelperProcess, ProcessLost
 from service.errors.errors import Unavailable
 
 MAX_SUSPECTS = 1024
 
 
-class Process(Protocol):
-    """A child process that a `HelperThread` talks to."""
-
-    @property
-    def ended(self) -> bool: ...
-    def kill(self) -> None: ...
-    def end(self) -> None: ...
-
-
-P = TypeVar("P", bound=Process)
+P = TypeVar("P", bound=HelperProcess)
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")

@@ -209,6 +209,14 @@ def adapter_name_problem(name: str) -> str | None:
     return None
 
 
+def read_text(flag: str, path: Path) -> str:
+    """Read the file of a flag. Raises OptionError."""
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"{flag} {path}: cannot be read ({type(error).__name__})") from error
+
+
 def check_file(flag: str, path: Path | None) -> None:
     """Raise OptionError for a path without a file."""
     if path is not None and not path.is_file():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from model.errors import OptionError
 from model.options import option
-from service.model_settings import ModelSettings, check_file
+from service.model_settings import ModelSettings, check_file, read_text
 
 LEVELS = ("debug", "info", "warning", "error")
 HOST, PORT = "127.0.0.1", 8000
@@ -274,10 +274,7 @@ class Settings(ModelSettings):
         path = self.log_level_file
         if path is None:
             return self.log_level
-        try:
-            level = path.read_text().strip().lower()
-        except (OSError, UnicodeDecodeError) as error:
-            raise OptionError(f"--log-level-file {path}: cannot be read ({type(error).__name__})") from error
+        level = read_text("--log-level-file", path).strip().lower()
         if level not in LEVELS:
             raise OptionError(f"--log-level-file {path}: must hold one of {', '.join(LEVELS)}, got {level[:40]!r}")
         return level

@@ -25,8 +25,9 @@ from model.errors import ModelError
 from model.media import AudioFormat, ImageFormat
 from model.options import STEP_LIMITS, RunnerOptions
 from model.sampling_params import SamplingParams
-from model.tokenizers.pieces import decode_pieces
+from model.tokenizers.base import Tokenizer
 from service.engine.messages import Wire
+from service.engine.supervision.process import EngineProcess
 from service.engine.worker import Worker
 
 VOCAB = 256
@@ -386,8 +387,8 @@ def create_fake(progress: Callable[[str, float], None], **options: object) -> Fa
     return runner
 
 
-class EngineThread:
-    """An engine on a thread of this process, without start-up cost and isolation."""
+class EngineThread(EngineProcess):
+    """An engine on a thread of this process, without start-up cost and isolation. It has all methods of its own."""
 
     def __init__(self, runner: str) -> None:
         self._runner = runner
@@ -458,7 +459,7 @@ def create_exiting(progress: Callable[[str, float], None], **options: object) ->
     os._exit(3)
 
 
-class IntegerTokenizer:
+class IntegerTokenizer(Tokenizer):
     """One token a byte, 1..255; 0 ends a text. Bytes from 128 on build UTF-8 sequences as real tokenizers do."""
 
     vocab_size = VOCAB
@@ -480,6 +481,3 @@ class IntegerTokenizer:
 
     def name(self, token: int) -> str:
         return self.piece(token).decode("latin-1") if token else "<end>"
-
-    def decode(self, tokens: list[int], *, keep_control: bool = False) -> str:
-        return decode_pieces(self, tokens, keep_control=keep_control)

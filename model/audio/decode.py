@@ -12,7 +12,7 @@ import soxr
 from numpy.typing import NDArray
 
 from model.audio.sizes import RATE
-from model.errors import AudioError
+from model.errors import MediaError
 
 FORMATS = ("WAV", "WAVEX", "FLAC", "OGG", "MP3")
 """libsndfile's names of what is read. WAVEX is WAV with another header."""
@@ -45,7 +45,7 @@ class Stream(soundfile.SoundFile):
 
 
 def decode(data: bytes, max_seconds: float, on_size: Callable[[int], None] = lambda n_samples: None) -> Samples:
-    """Decode to mono samples [n] at RATE: the mean of all channels, resampled as in mistral-common. Raises AudioError.
+    """Decode to mono samples [n] at RATE: the mean of all channels, resampled as in mistral-common. Raises MediaError.
 
     `on_size` gets the number of samples, of the file and of the result, before they are decoded. MemoryError is not
     caught: the limit of memory ends the process.
@@ -59,18 +59,18 @@ def decode(data: bytes, max_seconds: float, on_size: Callable[[int], None] = lam
             samples = np.concatenate(list(_resampled(_mono(file, max_seconds), file.samplerate)))
         except soundfile.LibsndfileError as error:
             problem = error.error_string.removeprefix("Error : ")
-            raise AudioError(f"is damaged or truncated: {problem}") from None
+            raise MediaError(f"is damaged or truncated: {problem}") from None
         if file.format == "MP3" and _is_mpeg(source.read(2)):  # of a variable bit rate, without Xing's header
-            raise AudioError(f"does not end after the {file.frames / file.samplerate:.1f} s that its header promises")
+            raise MediaError(f"does not end after the {file.frames / file.samplerate:.1f} s that its header promises")
     if not len(samples):
-        raise AudioError("has no samples")
+        raise MediaError("has no samples")
     if not np.isfinite(samples).all():
-        raise AudioError("has samples that are no finite numbers")
+        raise MediaError("has samples that are no finite numbers")
     return samples
 
 
 def seconds(data: bytes, max_seconds: float) -> float:
-    """Return the least length of a file by its header; 0 if that does not tell. Raises AudioError as `decode` does."""
+    """Return the least length of a file by its header; 0 if that does not tell. Raises MediaError as `decode` does."""
     with _open(data, BytesIO(data)) as file:
         _check(data, file, max_seconds)
         guessed = MP3_GUESS if file.format == "MP3" else 0
@@ -80,14 +80,14 @@ def seconds(data: bytes, max_seconds: float) -> float:
 def _open(data: bytes, source: BytesIO) -> Stream:
     """Open the file and read its header. No other reader of libsndfile sees the data."""
     if not _is_known(data):
-        raise AudioError(UNKNOWN)
+        raise MediaError(UNKNOWN)
     try:
         file = Stream(source)
     except soundfile.LibsndfileError:
-        raise AudioError(UNKNOWN) from None
+        raise MediaError(UNKNOWN) from None
     if file.format not in FORMATS:
         file.close()
-        raise AudioError(UNKNOWN)
+        raise MediaError(UNKNOWN)
     return file
 
 
@@ -106,23 +106,23 @@ def _is_wav(data: bytes) -> bool:
 
 
 def _check(data: bytes, file: Stream, max_seconds: float) -> None:
-    """Raise AudioError for a header that promises too much, or more than there is."""
+    """Raise MediaError for a header that promises too much, or more than there is."""
     if not MIN_RATE <= file.samplerate <= MAX_RATE:
-        raise AudioError(f"has {file.samplerate} samples a second; the limits are {MIN_RATE} and {MAX_RATE}")
+        raise MediaError(f"has {file.samplerate} samples a second; the limits are {MIN_RATE} and {MAX_RATE}")
     if file.channels > MAX_CHANNELS:
-        raise AudioError(f"has {file.channels} channels; the limit is {MAX_CHANNELS}")
+        raise MediaError(f"has {file.channels} channels; the limit is {MAX_CHANNELS}")
     if file.frames != NO_FRAMES:
         _check_seconds(file.frames, file.samplerate, max_seconds)
     size = int.from_bytes(data[4:8], "little")
     if _is_wav(data) and len(data) < size and size < NO_SIZE:  # some programs count the first 8 bytes too
-        raise AudioError(f"is truncated: it has {len(data)} of the {size + 8} bytes in its header")
+        raise MediaError(f"is truncated: it has {len(data)} of the {size + 8} bytes in its header")
     if file.format == "OGG" and (n_streams := data.count(FIRST_PAGE)) > 1:  # libsndfile reads the first one only
-        raise AudioError(f"has {n_streams} streams; the limit is 1")
+        raise MediaError(f"has {n_streams} streams; the limit is 1")
 
 
 def _check_seconds(n_frames: int, rate: int, max_seconds: float) -> None:
     if n_frames > max_seconds * rate:
-        raise AudioError(f"lasts {n_frames / rate:.1f} s; the limit is {max_seconds} s")
+        raise MediaError(f"lasts {n_frames / rate:.1f} s; the limit is {max_seconds} s")
 
 
 def _mono(file: Stream, max_seconds: float) -> Iterator[Samples]:
@@ -134,7 +134,7 @@ def _mono(file: Stream, max_seconds: float) -> Iterator[Samples]:
         yield block.mean(axis=1)
     guessed = MP3_GUESS if file.format == "MP3" else 0
     if n_frames < file.frames - guessed and file.frames != NO_FRAMES:
-        raise AudioError(f"is damaged or truncated: {n_frames} of its {file.frames} frames can be read")
+        raise MediaError(f"is damaged or truncated: {n_frames} of its {file.frames} frames can be read")
 
 
 def _resampled(blocks: Iterator[Samples], rate: int) -> Iterator[Samples]:

@@ -1,7 +1,6 @@
 """The mel spectrum of an audio file, its format and its sizes: those of Whisper."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from model.config.audio import POSITIONS, STRIDE
 
@@ -24,14 +23,6 @@ class MelFormat:
 
     n_mels: int
     max_seconds: int
-
-
-class Mel(NamedTuple):
-    """The log-mel spectrum of a file that lasts `seconds`: float32 [n_chunks, n_mels, CHUNK_FRAMES] in C order."""
-
-    n_chunks: int
-    seconds: float
-    data: bytes
 
 
 def chunks(n_samples: int) -> int:

@@ -1,7 +1,7 @@
 """Names of weights: what Hugging Face and GGUF call them, as Mistral's native names, which the network uses."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from model.errors import ModelError, short
 
@@ -16,6 +16,12 @@ def _names(prefix: str, pairs: Iterable[tuple[str, str]], own: str = "layers") -
     )
 
 
+def _projections(theirs: str, ours: str) -> Iterator[tuple[str, str]]:
+    """Pair the names of the matrices of a feed-forward block: "@" stands for gate, down and up, for w1, w2 and w3."""
+    projections = (("gate", "w1"), ("down", "w2"), ("up", "w3"))
+    return ((theirs.replace("@", their), ours.replace("@", own)) for their, own in projections)
+
+
 HUGGING_FACE = _names(
     r"model\.layers\.(\d+)\.",
     (
@@ -27,18 +33,12 @@ HUGGING_FACE = _names(
         (r"L.self_attn\.([qkvo])_proj\.weight", r"L.attention.w\2.weight"),
         (r"L.self_attn\.(q_a|q_b|kv_a|kv_b)_proj((_with_mqa)?\.weight)", r"L.attention.w\2\3"),
         (r"L.self_attn\.(q|kv)_a_layernorm\.weight", r"L.attention.\2_a_norm.weight"),
-        (r"L.mlp\.gate_proj\.weight", "L.feed_forward.w1.weight"),
-        (r"L.mlp\.down_proj\.weight", "L.feed_forward.w2.weight"),
-        (r"L.mlp\.up_proj\.weight", "L.feed_forward.w3.weight"),
+        *_projections(r"L.mlp\.@_proj\.weight", "L.feed_forward.@.weight"),
         (r"L.block_sparse_moe\.gate\.weight", "L.feed_forward.gate.weight"),
         (r"L.block_sparse_moe\.experts\.(\d+)\.(w[123])\.weight", r"L.feed_forward.experts.\2.\3.weight"),
         (r"L.mlp\.gate\.weight", "L.feed_forward.gate.weight"),
-        (r"L.mlp\.shared_experts\.gate_proj\.weight", "L.feed_forward.shared_experts.w1.weight"),
-        (r"L.mlp\.shared_experts\.down_proj\.weight", "L.feed_forward.shared_experts.w2.weight"),
-        (r"L.mlp\.shared_experts\.up_proj\.weight", "L.feed_forward.shared_experts.w3.weight"),
-        (r"L.mlp\.experts\.(\d+)\.gate_proj\.weight", r"L.feed_forward.experts.\2.w1.weight"),
-        (r"L.mlp\.experts\.(\d+)\.down_proj\.weight", r"L.feed_forward.experts.\2.w2.weight"),
-        (r"L.mlp\.experts\.(\d+)\.up_proj\.weight", r"L.feed_forward.experts.\2.w3.weight"),
+        *_projections(r"L.mlp\.shared_experts\.@_proj\.weight", "L.feed_forward.shared_experts.@.weight"),
+        *_projections(r"L.mlp\.experts\.(\d+)\.@_proj\.weight", r"L.feed_forward.experts.\2.@.weight"),
         (r"L.mlp\.experts\.gate_up_proj", "L.feed_forward.experts.*.w13.weight"),
         (r"L.mlp\.experts\.down_proj", "L.feed_forward.experts.*.w2.weight"),
     ),
@@ -49,9 +49,7 @@ HUGGING_FACE_VISION = _names(
         (r"(?:model\.)?vision_tower\.((patch_conv|ln_pre)\.weight)", r"vision_encoder.\1"),
         (r"L.((attention|ffn)_norm\.weight)", r"L.\2"),
         (r"L.attention\.([qkvo])_proj\.weight", r"L.attention.w\2.weight"),
-        (r"L.feed_forward\.gate_proj\.weight", "L.feed_forward.w1.weight"),
-        (r"L.feed_forward\.down_proj\.weight", "L.feed_forward.w2.weight"),
-        (r"L.feed_forward\.up_proj\.weight", "L.feed_forward.w3.weight"),
+        *_projections(r"L.feed_forward\.@_proj\.weight", "L.feed_forward.@.weight"),
         (r"(?:model\.)?multi_modal_projector\.norm\.weight", "pre_mm_projector_norm.weight"),
         (r"(?:model\.)?multi_modal_projector\.(patch_merger\.merging_layer\.weight)", r"\1"),
         (r"(?:model\.)?multi_modal_projector\.linear_1\.(weight|bias)", r"vision_language_adapter.w_in.\1"),
@@ -101,20 +99,12 @@ GGUF = _names(
         (r"L.attn_(q_a|q_b|k_b|v_b|kv_b)\.weight", r"L.attention.w\2.weight"),
         (r"L.attn_kv_a_mqa\.weight", "L.attention.wkv_a_with_mqa.weight"),
         (r"L.attn_((?:q|kv)_a_norm)\.weight", r"L.attention.\2.weight"),
-        (r"L.ffn_gate_shexp\.weight", "L.feed_forward.shared_experts.w1.weight"),
-        (r"L.ffn_down_shexp\.weight", "L.feed_forward.shared_experts.w2.weight"),
-        (r"L.ffn_up_shexp\.weight", "L.feed_forward.shared_experts.w3.weight"),
+        *_projections(r"L.ffn_@_shexp\.weight", "L.feed_forward.shared_experts.@.weight"),
         (r"L.ffn_gate_up_exps\.weight", "L.feed_forward.experts.*.w13.weight"),
-        (r"L.ffn_gate\.weight", "L.feed_forward.w1.weight"),
-        (r"L.ffn_down\.weight", "L.feed_forward.w2.weight"),
-        (r"L.ffn_up\.weight", "L.feed_forward.w3.weight"),
+        *_projections(r"L.ffn_@\.weight", "L.feed_forward.@.weight"),
         (r"L.ffn_gate_inp\.weight", "L.feed_forward.gate.weight"),
-        (r"L.ffn_gate_exps\.weight", "L.feed_forward.experts.*.w1.weight"),
-        (r"L.ffn_down_exps\.weight", "L.feed_forward.experts.*.w2.weight"),
-        (r"L.ffn_up_exps\.weight", "L.feed_forward.experts.*.w3.weight"),
-        (r"L.ffn_gate\.(\d+)\.weight", r"L.feed_forward.experts.\2.w1.weight"),
-        (r"L.ffn_down\.(\d+)\.weight", r"L.feed_forward.experts.\2.w2.weight"),
-        (r"L.ffn_up\.(\d+)\.weight", r"L.feed_forward.experts.\2.w3.weight"),
+        *_projections(r"L.ffn_@_exps\.weight", "L.feed_forward.experts.*.@.weight"),
+        *_projections(r"L.ffn_@\.(\d+)\.weight", r"L.feed_forward.experts.\2.@.weight"),
     ),
 )
 """A tensor that holds the matrices of all experts has a star for the number of an expert, here and in safetensors. In
@@ -128,9 +118,7 @@ GGUF_VISION = _names(
         (r"L.ln2\.weight", "L.ffn_norm.weight"),
         (r"L.attn_([qkv])\.weight", r"L.attention.w\2.weight"),
         (r"L.attn_out\.weight", "L.attention.wo.weight"),
-        (r"L.ffn_gate\.weight", "L.feed_forward.w1.weight"),
-        (r"L.ffn_down\.weight", "L.feed_forward.w2.weight"),
-        (r"L.ffn_up\.weight", "L.feed_forward.w3.weight"),
+        *_projections(r"L.ffn_@\.weight", "L.feed_forward.@.weight"),
         (r"mm\.input_norm\.weight", "pre_mm_projector_norm.weight"),
         (r"mm\.patch_merger\.weight", "patch_merger.merging_layer.weight"),
         (r"mm\.1\.(weight|bias)", r"vision_language_adapter.w_in.\1"),

@@ -16,7 +16,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from model.errors import ImageError, one_line
+from model.errors import MediaError, one_line
 from model.images.sizes import Pixels, grid
 from model.media import ImageFormat
 
@@ -36,7 +36,7 @@ Image.MAX_IMAGE_PIXELS = None
 def decode(
     data: bytes, format: ImageFormat, max_pixels: int, on_size: Callable[[int], None] = lambda n_pixels: None
 ) -> Pixels:
-    """Decode the pixels of an image file, upright, on white where it is transparent, resized once. Raises ImageError.
+    """Decode the pixels of an image file, upright, on white where it is transparent, resized once. Raises MediaError.
 
     `on_size` gets the number of its pixels before they are decoded. MemoryError is not caught: the limit of
     memory ends the process.
@@ -52,10 +52,10 @@ def decode(
             except Exception:  # damaged EXIF data are no reason to refuse the pixels
                 log.debug("the EXIF data of an image are damaged", exc_info=True)
             upright = _rgb(image)
-    except (ImageError, MemoryError):
+    except (MediaError, MemoryError):
         raise
     except Exception as error:  # Pillow's readers raise errors of many types for damaged data
-        raise ImageError(f"is damaged: {one_line(error)}") from error
+        raise MediaError(f"is damaged: {one_line(error)}") from error
     rows, columns = grid(*upright.size, format)
     resized = upright.resize((columns * format.token_side, rows * format.token_side), Resampling.BICUBIC)
     return Pixels(rows, columns, resized.tobytes())
@@ -68,7 +68,7 @@ def _open(data: bytes, max_pixels: int) -> Image.Image:
     try:
         image = Image.open(BytesIO(data), formats=FORMATS)
     except Image.UnidentifiedImageError:
-        raise ImageError("is no PNG, JPEG, WebP or GIF image, or its header is damaged") from None
+        raise MediaError("is no PNG, JPEG, WebP or GIF image, or its header is damaged") from None
     _check_size(*image.size, max_pixels)
     hidden = image.info.get("transparency")
     if isinstance(hidden, tuple) and data[BIT_DEPTH] == 16:
@@ -92,7 +92,7 @@ def _webp_size(data: bytes) -> tuple[int, int]:
 def _check_size(width: int, height: int, max_pixels: int) -> None:
     n_pixels = width * height
     if n_pixels > max_pixels:
-        raise ImageError(f"has {width} x {height} = {n_pixels} pixels; the limit is {max_pixels} (--max-image-pixels)")
+        raise MediaError(f"has {width} x {height} = {n_pixels} pixels; the limit is {max_pixels} (--max-image-pixels)")
 
 
 def _rgb(image: Image.Image) -> Image.Image:

@@ -8,15 +8,22 @@ the model takes; the answer is what is wrong with the file, or what it decodes t
 
 import contextlib
 import socket
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from functools import partial
 from typing import Any, NamedTuple
 
 from model.errors import MediaError
 from model.machine.frames import receive, send
-from model.machine.helper import First, HelperProcess
+from model.machine.helper import ONE_ARENA, First, HelperProcess
 from model.machine.host import return_free_memory
-from model.machine.limits import Timer, limit_memory
+from model.machine.limits import Timer, limit_memory, run
+
+ENVIRONMENT = {**ONE_ARENA, "OPENBLAS_NUM_THREADS": "1"}
+"""The engine needs the other cores."""
+FILE_BYTES = 64 * 2**20
+"""The part of the limit of memory for each file, whatever it decodes to."""
+STACK_BYTES = 8 * 2**20
 
 Fields = dict[str, Any]
 OnSize = Callable[[int], None]
@@ -32,41 +39,40 @@ class TimeLimit(NamedTuple):
     unit_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class ChildLimits:
-    """Limits of a child. `memory` gives the bytes beyond what the process has before, for the largest size."""
+class ChildLimits(NamedTuple):
+    """Limits of a child: of time, and of memory for each unit of the largest size."""
 
     short: TimeLimit
     long: TimeLimit
-    memory: Callable[[int], int]
+    unit_bytes: int
+
+    def memory(self, max_size: int) -> int:
+        """Return the limit of memory, in bytes, beyond what the process has before."""
+        return FILE_BYTES + self.unit_bytes * max_size
 
 
 class DecodingProcess(HelperProcess):
-    """A ready process, which runs `module` with `serve`. One thread uses it; any thread may call `kill`.
+    """A ready process, which decodes "images" or "audio". One thread uses it; any thread may call `kill`.
 
-    `max_size` is the first frame's. A `patient` process gives a file more time. `error` is what a bad file raises.
+    `max_size` is the limit for a file: of pixels, or of seconds for any model. A `patient` process gives it more time.
     """
 
-    def __init__(
-        self,
-        module: str,
-        does: str,
-        error: type[MediaError],
-        max_size: int,
-        *,
-        patient: bool,
-        environment: Mapping[str, str],
-    ) -> None:
+    def __init__(self, kind: str, max_size: int, *, patient: bool = False) -> None:
         """Start it and wait until it is ready. Raises CannotStart."""
-        super().__init__(module, does, First({"max_size": max_size, "patient": patient}), environment=environment)
-        self._error = error
+        first = First({"max_size": max_size, "patient": patient})
+        super().__init__(f"model.{kind}.process", f"decodes {kind}", first, environment=ENVIRONMENT)
 
-    def decoded(self, data: bytes, format: Fields) -> tuple[Fields, bytes]:
-        """Return the answer to a file, and its data. Raises `error`, and ProcessLost."""
-        answer, decoded = self.exchange(format, data)
+    def decode(self, data: bytes, format: Any) -> tuple[Fields, bytes]:
+        """Return the answer to a file for a model's format, and its data. Raises MediaError, and ProcessLost."""
+        answer, decoded = self.exchange(asdict(format), data)
         if "problem" in answer:
-            raise self._error(answer["problem"])
+            raise MediaError(answer["problem"])
         return answer, decoded
+
+
+def run_decoder(name: str, limits: ChildLimits, decode: Decode) -> None:
+    """Serve on the socket whose descriptor the command line names, until it closes. The process has this name."""
+    run(partial(serve, limits=limits, decode=decode), STACK_BYTES, name)
 
 
 def serve(sock: socket.socket, limits: ChildLimits, decode: Decode) -> None:

@@ -1,8 +1,10 @@
 """Frames between Noria's processes: two lengths, JSON text, bytes. Standard library only."""
 
+import contextlib
 import json
 import socket
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -43,6 +45,32 @@ def receive(sock: socket.socket) -> tuple[Any, bytes]:
     """Receive the next frame of a blocking socket. Raises OSError when the other end is gone."""
     n_text, n_data = HEADER.unpack(_exactly(sock, HEADER.size))
     return _value(_exactly(sock, n_text)), _exactly(sock, n_data)
+
+
+class FrameSocket:
+    """One end of a connection of two processes, over a blocking socket. Any thread may write, one thread reads."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._lock = threading.Lock()
+
+    def write(self, frame: bytes) -> None:
+        """Write a frame. Raises OSError when the other end is gone."""
+        with self._lock:
+            self._sock.sendall(frame)
+
+    def read(self) -> tuple[Any, bytes]:
+        """Receive the next frame. Raises OSError when the other end is gone, ValueError for no JSON."""
+        return receive(self._sock)
+
+    def close(self) -> None:
+        """End both directions: a thread that reads sees the end."""
+        with contextlib.suppress(OSError):  # the other end closed first
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def release(self) -> None:
+        """Close the descriptor, once no thread reads any more."""
+        self._sock.close()
 
 
 def _exactly(sock: socket.socket, n: int) -> bytes:

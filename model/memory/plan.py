@@ -1,7 +1,7 @@
 """How much memory a model takes, and how many sequences fit beside it, from its configuration. No torch, no weights."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from model.batch import PAGE_SIZE, PoolSpec
@@ -118,36 +118,18 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
-    """The sizes of one rank: the fields are those of `MemoryPlan`."""
+    """The sizes of one rank: the fields are those of `MemoryPlan`. Its `need` has no cache yet."""
 
+    need: RankNeed
     shard: Shard
     sizes: PoolSizes
-    weights: int
     media: MediaSizes | None
     step: int
     graphs: int
 
     @property
     def taken(self) -> int:
-        return self.weights + (self.media.n_bytes if self.media else 0)
-
-    @property
-    def token(self) -> int:
-        return sum(self.sizes.page_bytes(window) for window in self.sizes.config.pool_windows) // PAGE_SIZE
-
-    def need(self, cache: int | None, *, quantizes_head: bool) -> RankNeed:
-        shard, place = self.shard, self.shard.place
-        return RankNeed(
-            rank=place.rank,
-            stage=place.stage,
-            first_layer=shard.layers.start,
-            layers=len(shard.layers),
-            embeddings=shard.keeps_embeddings(quantizes_head=quantizes_head),
-            head=place.is_last,
-            weights=self.weights,
-            token=self.token,
-            cache=cache,
-        )
+        return self.need.weights + (self.media.n_bytes if self.media else 0)
 
 
 def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> MemoryPlan:
@@ -178,13 +160,13 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
         checkpoint=summary,
         dtype=dtype,
         kv_dtype=decision.cache.name,
-        weights=largest.weights,
+        weights=largest.need.weights,
         read=memory.read_bytes(largest.shard, scheme, dtype, own),
         encoder=encoder_bytes(sizes.config, scheme, dtype),
         encodes=media.format.what if media else "",
         media=media.n_bytes if media else 0,
         media_tokens=media.tokens if media else 0,
-        token=largest.token,
+        token=largest.need.token,
         step=largest.step,
         step_tokens=sizes.max_step_tokens,
         step_sequences=sizes.max_sequences,
@@ -194,9 +176,7 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
         adapters=options.max_loras,
         context=context,
         layout=options.layout.name,
-        ranks=tuple(
-            rank.need(cache, quantizes_head=scheme.compiled) for rank, cache in zip(ranks, caches, strict=True)
-        ),
+        ranks=tuple(replace(rank.need, cache=cache) for rank, cache in zip(ranks, caches, strict=True)),
         pools=tuple(_need(sizes, window, specs) for window in config.pool_windows),
         fits=tuple(_fit(sizes, n, specs, known=served is not None) for n in _lengths(context, served)),
         memory=each,
@@ -206,14 +186,24 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
 
 
 def _rank(decision: Decision, place: RankPlace, options: RunnerOptions, own: OwnBits, context: int) -> _Rank:
-    shard, value_bytes = decision.shard(place), VALUE_BYTES[decision.activations]
+    shard, value_bytes, scheme = decision.shard(place), VALUE_BYTES[decision.activations], decision.scheme
     sizes = memory.pool_sizes(shard.config, options, options.device, decision.dtype, PAGE_SIZE)
-    media = media_sizes(shard.whole, options, value_bytes) if shard.place.is_first else None
+    need = RankNeed(
+        rank=place.rank,
+        stage=place.stage,
+        first_layer=shard.layers.start,
+        layers=len(shard.layers),
+        embeddings=shard.keeps_embeddings(quantizes_head=scheme.compiled),
+        head=place.is_last,
+        weights=memory.weight_bytes(shard, scheme, decision.dtype, own),
+        token=sum(sizes.page_bytes(window) for window in shard.config.pool_windows) // PAGE_SIZE,
+        cache=None,
+    )
+    media = media_sizes(shard.whole, options, value_bytes) if place.is_first else None
     step = sizes.step_bytes(value_bytes) + memory.CONTEXT_BYTES * (options.device == "cuda")
     captures = options.device == "cuda" and options.layout.size == 1
     graphs = sizes.graph_bytes(context, value_bytes) if captures else 0
-    weights = memory.weight_bytes(shard, decision.scheme, decision.dtype, own)
-    return _Rank(shard, sizes, weights, media, step, graphs)
+    return _Rank(need, shard, sizes, media, step, graphs)
 
 
 def _caches(

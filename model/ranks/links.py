@@ -6,7 +6,6 @@ To rank 0:    hello, identity, offer, beat, output, reply, log, failed
 
 import contextlib
 import socket
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,12 +21,11 @@ def packed(kind: str, body: Any = None, data: bytes = b"") -> bytes:
     return frames.pack([kind, body], data, to_json=records.to_json)
 
 
-class RankLink:
+class RankLink(frames.FrameSocket):
     """One end of a connection. Any thread may send; one thread receives."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._lock = threading.Lock()
+        super().__init__(sock)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in KEEPALIVE.items():
@@ -38,18 +36,13 @@ class RankLink:
         """Write a message. Raises OSError when the other end is gone."""
         self.write(packed(kind, body, data))
 
-    def write(self, frame: bytes) -> None:
-        """Write a `packed` message, which may go to several links. Raises OSError when the other end is gone."""
-        with self._lock:
-            self._sock.sendall(frame)
-
     def receive(self, seconds: float | None = None) -> tuple[str, Any, bytes]:
         """Receive the next message; no other thread may send while it waits for `seconds` only.
 
         Raises OSError when the other end is gone or sends nothing, ValueError for what is no message.
         """
         self._sock.settimeout(seconds)
-        (kind, body), data = frames.receive(self._sock)
+        (kind, body), data = self.read()
         return kind, body, data
 
     def received(self) -> Iterator[tuple[str, Any, bytes]]:
@@ -57,12 +50,3 @@ class RankLink:
         with contextlib.suppress(OSError, ValueError):
             while True:
                 yield self.receive()
-
-    def close(self) -> None:
-        """End both directions; a thread that receives sees the end, and may `release` the descriptor."""
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
-
-    def release(self) -> None:
-        """Close the descriptor, once no thread receives any more."""
-        self._sock.close()

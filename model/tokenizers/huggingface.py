@@ -12,13 +12,13 @@ from tokenizers import AddedToken, models
 
 from model.checkpoint.words import LLAMA3_WORDS
 from model.errors import ModelError, one_line, short
-from model.tokenizers.pieces import decode_pieces, readable
+from model.tokenizers.base import Tokenizer
 from model.tokenizers.roles import Roles, is_mark, read_roles
 
 _DECODERS = ("ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace")
 
 
-class HuggingFaceTokenizer:
+class HuggingFaceTokenizer(Tokenizer):
     """A pipeline of the `tokenizers` library. Its special added tokens are control tokens, and so are `marks`.
 
     `marks` are added tokens that chat templates write. Where they are not special, an answer has their text.
@@ -39,12 +39,11 @@ class HuggingFaceTokenizer:
         added = tokenizer.get_added_tokens_decoder()
         self._added = {index: token.content for index, token in added.items()}
         self._silent = frozenset(index for index, token in added.items() if token.special)
-        self._control_names = {i: name for i, name in self._added.items() if i in self._silent or name in marks}
-        self.control: dict[str, int] = {name: index for index, name in self._control_names.items()}
+        self.control = {name: i for i, name in self._added.items() if i in self._silent or name in marks}
         self._steps = _decoder_steps(tokenizer)
-        self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
-        self.bos_id: int | None = tokenizer.token_to_id(bos) if bos else None
-        self.eos_id: int | None = tokenizer.token_to_id(eos) if eos else None
+        self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
+        self.bos_id = tokenizer.token_to_id(bos) if bos else None
+        self.eos_id = tokenizer.token_to_id(eos) if eos else None
         self.strips_leading_space = any(_strips(step) for step in self._steps.values())
         begun = tokenizer.encode("a")  # what the pipeline puts after a text would end a prompt
         self._prefix: list[int] = begun.ids[: [*begun.sequence_ids, 0].index(0)]
@@ -75,12 +74,6 @@ class HuggingFaceTokenizer:
         if "ByteFallback" in self._steps and len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
             return bytes([int(text[3:5], 16)])
         return text.replace("▁", " ").encode()
-
-    def name(self, token: int) -> str:
-        return self._control_names.get(token) or readable(self.piece(token))
-
-    def decode(self, tokens: list[int], *, keep_control: bool = False) -> str:
-        return decode_pieces(self, tokens, keep_control=keep_control)
 
     @property
     def doubts(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Functions of all tokenizers: text from the bytes of pieces, and control tokens by name in a text."""
+"""Functions of all tokenizers: a text after another one, and control tokens by name in a text."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -6,31 +6,6 @@ from itertools import groupby, takewhile
 from typing import AnyStr
 
 from model.tokenizers.base import Tokenizer
-
-
-def readable(piece: bytes) -> str:
-    """Write a piece as text; one that is not valid UTF-8 as OpenAI writes it: `bytes:\\xf0\\x9f`."""
-    try:
-        return piece.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
-
-
-def bytes_of(tokenizer: Tokenizer, *, keep_control: bool | frozenset[str]) -> Callable[[int], bytes]:
-    """Return a function from a token to its bytes. Control tokens in `keep_control` (True: all) give their names."""
-    if not keep_control:
-        return tokenizer.piece
-    named = tokenizer.control if keep_control is True else keep_control
-    names = {token: name.encode() for name, token in tokenizer.control.items() if name in named}
-    return lambda token: names.get(token) or tokenizer.piece(token)
-
-
-def decode_pieces(tokenizer: Tokenizer, tokens: list[int], *, keep_control: bool) -> str:
-    """Decode tokens: invalid UTF-8 is replaced, the leading space that encoding adds is removed."""
-    data = b"".join(map(bytes_of(tokenizer, keep_control=keep_control), tokens))
-    if tokenizer.strips_leading_space:
-        data = data.removeprefix(b" ")
-    return data.decode("utf-8", errors="replace")
 
 
 def encode_inner(tokenizer: Tokenizer, text: str, *, parse_control: bool = False) -> list[int]:

@@ -4,11 +4,12 @@ from importlib.resources.abc import Traversable
 from itertools import pairwise
 
 from model.errors import ModelError, short
-from model.tokenizers.pieces import control_pattern, decode_pieces, encode_with_control, readable
+from model.tokenizers.base import Tokenizer
+from model.tokenizers.pieces import control_pattern, encode_with_control
 from model.tokenizers.roles import NO_ROLES, Roles
 
 
-class SentencePieceTokenizer:
+class SentencePieceTokenizer(Tokenizer):
     """A SentencePiece model, and the tokens that other files add. The library never finds control pieces in text.
 
     Raises ModelError for a file that is not a SentencePiece model, and for an added token whose id is another's. A
@@ -33,17 +34,16 @@ class SentencePieceTokenizer:
         # The library finds user-defined pieces in every text. They have no score, as control pieces and bytes.
         found = {pieces[token]: token for token in ids if not self._model.get_score(token)} | added
         silent = own | {name: found[name] for name in sorted(roles.special & found.keys())}
-        self.control: dict[str, int] = silent | {name: found[name] for name in sorted(roles.in_templates(found))}
-        self._names = {token: name for name, token in self.control.items()}
+        self.control = silent | {name: found[name] for name in sorted(roles.in_templates(found))}
         self._texts = {token: name.encode() for name, token in (added | self.control).items()}
         self._texts |= dict.fromkeys(silent.values(), b"")
         self._words = {name: token for name, token in added.items() if name not in self.control}
         self._patterns = tuple(map(control_pattern, (self._words, self._words | self.control)))
         self._marks = control_pattern(name for name in self.control if len(name) > 1)
         self._spellable = frozenset(self.control.values()).difference(own.values())
-        self.vocab_size: int = max([len(ids), *(token + 1 for token in added.values())])
-        self.bos_id: int | None = self._id_of(roles.named.get("bos_token"), self._model.bos_id())
-        self.eos_id: int | None = self._id_of(roles.named.get("eos_token"), self._model.eos_id())
+        self.vocab_size = max([len(ids), *(token + 1 for token in added.values())])
+        self.bos_id = self._id_of(roles.named.get("bos_token"), self._model.bos_id())
+        self.eos_id = self._id_of(roles.named.get("eos_token"), self._model.eos_id())
         # Reading this from the proto would need protobuf. The encoding of a word has the same information.
         self.strips_leading_space: bool = self._model.encode("a", out_type=str)[0].startswith("▁")
 
@@ -58,12 +58,6 @@ class SentencePieceTokenizer:
         if self._model.is_byte(token):
             return bytes([int(self._model.id_to_piece(token)[3:5], 16)])
         return self._model.id_to_piece(token).replace("▁", " ").encode()
-
-    def name(self, token: int) -> str:
-        return self._names.get(token) or readable(self.piece(token))
-
-    def decode(self, tokens: list[int], *, keep_control: bool = False) -> str:
-        return decode_pieces(self, tokens, keep_control=keep_control)
 
     def _spelled(self, text: str, before: str = "") -> list[int]:
         """Encode a text after `before`. The library finds user-defined pieces: a text is cut within control tokens."""

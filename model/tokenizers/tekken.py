@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from model.checkpoint.files import read_json
 from model.errors import ModelError, ParameterError, one_line, short
-from model.tokenizers.pieces import control_pattern, decode_pieces, encode_with_control, readable
+from model.tokenizers.base import Tokenizer
+from model.tokenizers.pieces import control_pattern, encode_with_control
 
 if TYPE_CHECKING:
     from tiktoken import Encoding
@@ -20,7 +21,7 @@ OLD_SPECIAL_TOKENS = (
 """The special tokens, by rank, of the first files (v3 and v7), which do not list theirs."""
 
 
-class TekkenTokenizer:
+class TekkenTokenizer(Tokenizer):
     """The tokenizer in `tekken.json`. Its special tokens are the control tokens; their ranks are read from the file.
 
     The ids of special tokens come first; the id of another token is its rank after them. tiktoken never finds special
@@ -35,18 +36,17 @@ class TekkenTokenizer:
         try:
             config = content["config"]
             self._n_special = int(config["default_num_special_tokens"])
-            self.vocab_size: int = int(config["default_vocab_size"])
+            self.vocab_size = int(config["default_vocab_size"])
             self._pieces = _pieces(content["vocab"], self.vocab_size - self._n_special)
-            self.control: dict[str, int] = _control(content.get("special_tokens"), self._n_special)
+            self.control = _control(content.get("special_tokens"), self._n_special)
             self._encoding = _encoding(str(config["pattern"]), self._pieces)
         except ImportError as error:
             raise ModelError(f"{path.name} needs the package tiktoken; install mistral-common") from error
         except (LookupError, TypeError, AttributeError, ValueError) as error:
             problem = f"it has no {error}" if isinstance(error, KeyError) else one_line(error)
             raise ModelError(f"{path.name} is not a Tekken tokenizer: {problem}; download it again") from error
-        self.bos_id: int | None = self.control.get("<s>")
-        self.eos_id: int | None = self.control.get("</s>")
-        self._names = {token: name for name, token in self.control.items()}
+        self.bos_id = self.control.get("<s>")
+        self.eos_id = self.control.get("</s>")
         self._control_pattern = control_pattern(self.control)
 
     def encode(self, text: str, *, add_bos: bool, parse_control: bool) -> list[int]:
@@ -57,12 +57,6 @@ class TekkenTokenizer:
 
     def piece(self, token: int) -> bytes:
         return self._pieces[token - self._n_special] if self._n_special <= token < self.vocab_size else b""
-
-    def name(self, token: int) -> str:
-        return self._names.get(token) or readable(self.piece(token))
-
-    def decode(self, tokens: list[int], *, keep_control: bool = False) -> str:
-        return decode_pieces(self, tokens, keep_control=keep_control)
 
     def _encode(self, text: str) -> list[int]:
         try:

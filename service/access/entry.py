@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from model.errors import OptionError
-from service.model_settings import ReasoningFormat
+from service.model_settings import ReasoningFormat, read_text
 
 PRIORITIES = (-10, 10)
 """The lowest and the highest number that any request may send as its priority."""
@@ -88,15 +88,8 @@ def _hashed(key: str) -> bytes:
     return sha256(key.encode()).digest()
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"--api-key-file {path}: cannot be read ({type(error).__name__})") from error
-
-
 def _lines(path: Path) -> list[str]:
-    keys = [line.strip() for line in _text(path).splitlines() if line.strip()]
+    keys = [line.strip() for line in read_text("--api-key-file", path).splitlines() if line.strip()]
     if not keys:
         raise OptionError(f"--api-key-file {path}: the file has no key; write one per line")
     return keys
@@ -104,8 +97,9 @@ def _lines(path: Path) -> list[str]:
 
 def _entries(path: Path) -> Iterator[KeyEntry]:
     """Yield the entries under `keys`. No other field may stand beside it."""
+    text = read_text("--api-key-file", path)
     try:
-        table = tomllib.loads(_text(path)) if path.suffix == ".toml" else json.loads(_text(path))
+        table = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except ValueError as error:
         reason = str(error).replace("\n", " ")
         raise OptionError(f"--api-key-file {path}: not valid {path.suffix[1:].upper()}: {reason}") from error

@@ -4,10 +4,10 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from model.audio.client import AudioProcess
 from model.audio.sizes import MelFormat
 from model.batch import RunnerInfo
 from model.errors import quoted
+from model.machine.decoding import Fields
 from service.errors.errors import InvalidRequest
 from service.media.media import Media
 from service.media.source import Source, of_base64
@@ -48,15 +48,15 @@ def limited(info: RunnerInfo) -> MelFormat:
     return MelFormat(info.audio.n_mels, min(MAX_SECONDS, int(seconds)))
 
 
-class Audios(Media[AudioProcess, MelFormat, DecodedAudio]):
+class Audios(Media[MelFormat, DecodedAudio]):
     """The audio of all requests. The files of a request may last as long together as one may."""
 
-    noun, limited = "audio", "audio files"
+    kind, noun, limited = "audio", "audio", "audio files"
 
     def __init__(
         self, on_restart: Callable[[], None] = lambda: None, on_decoded: Callable[[float], None] = lambda seconds: None
     ) -> None:
-        super().__init__(MAX_FILES, lambda patient: AudioProcess(MAX_SECONDS, patient=patient), on_restart, on_decoded)
+        super().__init__(MAX_FILES, MAX_SECONDS, on_restart, on_decoded)
 
     async def decode(self, sources: Sequence[Source], format: MelFormat, owner: str = "") -> list[DecodedAudio]:
         """Decode as other media do. No file is decoded before the headers of all say how long they are together."""
@@ -71,10 +71,10 @@ class Audios(Media[AudioProcess, MelFormat, DecodedAudio]):
             limit = f"the limit for a request is {format.max_seconds} s"
             raise InvalidRequest(f"the audio up to {last} lasts {seconds:.1f} s; {limit}", param=last)
 
-    def read(self, process: AudioProcess, data: bytes, format: MelFormat) -> DecodedAudio:
-        """Decode an audio file to its spectrum, with the digests of its chunks. Raises AudioError and ProcessLost."""
-        mel = process.decode(data, format)
-        n_bytes = len(mel.data) // max(1, mel.n_chunks)
-        chunks = (memoryview(mel.data)[n * n_bytes : (n + 1) * n_bytes] for n in range(mel.n_chunks))
+    def made(self, answer: Fields, inputs: bytes) -> DecodedAudio:
+        """Make a recording of its spectrum, with the digests of its chunks."""
+        n_chunks = answer["n_chunks"]
+        n_bytes = len(inputs) // max(1, n_chunks)
+        chunks = (memoryview(inputs)[n * n_bytes : (n + 1) * n_bytes] for n in range(n_chunks))
         digests = (hashlib.blake2b(chunk, digest_size=16).hexdigest() for chunk in chunks)
-        return DecodedAudio(mel.seconds, (*digests,), mel.data)
+        return DecodedAudio(answer["seconds"], (*digests,), inputs)

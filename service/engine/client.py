@@ -34,7 +34,7 @@ from service.engine.messages import (
 from service.engine.picture import Picture
 from service.engine.submitted import Submitted
 from service.engine.supervision.connection import Patience
-from service.engine.supervision.process import EngineHandle
+from service.engine.supervision.process import EngineProcess
 from service.engine.supervision.supervisor import Supervisor
 
 log = logging.getLogger("noria.engine")
@@ -59,7 +59,7 @@ class EngineClient:
 
     def __init__(
         self,
-        new_engine: Callable[[], EngineHandle],
+        new_engine: Callable[[], EngineProcess],
         *,
         name: str = "",
         step_timeout: float = 60.0,

@@ -19,17 +19,8 @@ log = logging.getLogger("noria.engine")
 MAX_FAILED_STEPS = 3
 
 
-class AdapterRead(NamedTuple):
-    """A message of the engine's preparing thread: an adapter has been read again, or cannot be."""
-
-    adapter: int
-
-
-class PagesMoved(NamedTuple):
-    """A message of the prefix store's threads: pages have been written or read, and there is more to do."""
-
-
-Message = ToEngine | AdapterRead | PagesMoved
+Message = ToEngine | Callable[[Scheduler], None]
+"""A message of the service, or news of another thread: that pages have moved, or that an adapter is read again."""
 
 
 class Flight(NamedTuple):
@@ -113,14 +104,14 @@ class EngineLoop:
                 self._looks.append(message)
             elif isinstance(message, UnloadAdapter):
                 self._runner.adapters.unload(message.adapter)
-            elif isinstance(message, AdapterRead):
-                self._scheduler.note_adapter(message.adapter)
             elif isinstance(message, Submit):
                 try:
                     self._scheduler.submit(message)
                 except ValueError as error:
                     log.error("sequence %d refused: %s", message.id, error)
                     updates += (Update(sequence_id, finish="error") for sequence_id in message.ids)
+            elif callable(message):
+                message(self._scheduler)
         return updates
 
     def _idle(self) -> bool:

@@ -5,9 +5,6 @@ From the engine:  Loading (stage, progress), Ready (RunnerInfo), Failed (start-u
                   Picture (one a Look), AdapterLoaded (one a LoadAdapter)
 """
 
-import contextlib
-import socket
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast, get_args
@@ -292,32 +289,17 @@ def pieces(message: ToEngine | FromEngine) -> Iterator[bytes | memoryview]:
         yield data[start : start + PIECE]
 
 
-class Wire:
+class Wire(frames.FrameSocket):
     """The engine's end, which blocks. Any thread may call `send`, one thread `receive`."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._lock = threading.Lock()
 
     def send(self, message: FromEngine) -> None:
         """Write one message. Raises OSError when the service is gone."""
-        data = frame(message)
-        with self._lock:
-            self._sock.sendall(data)
+        self.write(frame(message))
 
     def receive(self) -> ToEngine | None:
         """Return the next message; None when the service has closed its end."""
         try:
-            value, data = frames.receive(self._sock)
+            value, data = self.read()
         except OSError:
             return None
         return cast(ToEngine, from_json(value, data))
-
-    def close(self) -> None:
-        """End both directions; a reader blocked in `receive` gets None."""
-        with contextlib.suppress(OSError):  # the other end closed first
-            self._sock.shutdown(socket.SHUT_RDWR)
-
-    def release(self) -> None:
-        """Close the descriptor, once no thread reads any more."""
-        self._sock.close()

@@ -14,7 +14,7 @@ from functools import partial
 from model.batch import Runner
 from model.errors import NoriaError
 from model.machine.child import resident_bytes
-from service.engine.loop import AdapterRead, EngineLoop, Message, PagesMoved
+from service.engine.loop import EngineLoop, Message
 from service.engine.messages import (
     Abort,
     AdapterLoaded,
@@ -140,7 +140,7 @@ class Worker:
         runner = create(lambda stage, fraction: self._wire.send(Loading(stage, fraction)), **load.options)
         info = runner.info
         log.debug("the model is loaded: %s", info)
-        self._store = open_store(info, runner.pages, wake=lambda: self._inbox.put(PagesMoved()))
+        self._store = open_store(info, runner.pages, wake=lambda: self._inbox.put(lambda scheduler: None))
         return runner, Scheduler(
             info,
             max_sequences=info.max_sequences,
@@ -231,7 +231,7 @@ class Worker:
             runner.adapters.read_again(adapter, running)
         except Exception as error:  # the first step meets the same fault and reports it
             log.warning("adapter %d cannot be read: %s", adapter, error)
-        self._inbox.put(AdapterRead(adapter))
+        self._inbox.put(lambda scheduler: scheduler.note_adapter(adapter))
         self._reading.discard(adapter)
         self._n_prepared += 1
 

@@ -33,6 +33,7 @@ from model.tokenizers.roles import read_roles
 from service.engine.client import EngineClient
 from service.generation.adapters import given_adapters
 from service.generation.served import ServedModel, longest_piece
+from service.model_settings import read_text
 from service.settings import Settings
 
 log = logging.getLogger("noria")
@@ -159,10 +160,7 @@ def runner_options(settings: Settings, directory: Path) -> dict[str, Any]:
 
 
 def _read(path: Path | None) -> str | None:
-    try:
-        return path.read_text() if path else None
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"--chat-template {path}: cannot be read ({type(error).__name__})") from error
+    return read_text("--chat-template", path) if path else None
 
 
 def _stamp(directory: Path) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from model.tokenizers.base import Tokenizer
-from model.tokenizers.pieces import bytes_of, n_begun
+from model.tokenizers.pieces import n_begun
 from service.generation.thinking import Reasoning, ThoughtReader
 
 
@@ -40,7 +40,7 @@ class TextStream:
     ) -> None:
         self.stopped_by: str | None = None
         self._thought = None if reasoning is None else ThoughtReader(reasoning)
-        self._bytes_of = bytes_of(tokenizer, keep_control=keep_control)
+        self._bytes_of = tokenizer.bytes_of(keep_control=keep_control)
         self._stops = stops
         self._begun = [""] * len(stops)  # of each stop string, what the text ends with
         self._min_tokens = min_tokens

@@ -1,36 +1,27 @@
 """The budget of memory that the models of a server share: which of them have a part of it."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from model.errors import MemoryLack
 from service.errors.errors import Unavailable
 from service.generation.startup import in_thread
 from service.hosting.hosted import RETRY_SECONDS, HostedModel
 from service.hosting.memory import Need, budget_of
-from service.observe.model_metrics import Unload
 from service.settings import Settings
+
+if TYPE_CHECKING:  # they have the budget
+    from service.hosting.models import HostedModels
 
 NeedOf = Callable[[Settings, int, int], Need]
 """Plans a model that shares the budget, in bytes, with so many models. Raises NoriaError if it cannot fit."""
 
 
-class Sharing(Protocol):
-    """The models that share the budget. `holders` have memory, also those that no request may name any more."""
-
-    def __iter__(self) -> Iterator[HostedModel]: ...
-
-    @property
-    def holders(self) -> Iterable[HostedModel]: ...
-
-    async def unload(self, model: HostedModel, reason: Unload) -> None: ...
-
-
 class Budget:
     """The memory that models reserve by their plans, which `need_of` makes. `changed` is set when one may have gone."""
 
-    def __init__(self, settings: Settings, need_of: NeedOf, models: Sharing, changed: asyncio.Event) -> None:
+    def __init__(self, settings: Settings, need_of: NeedOf, models: "HostedModels", changed: asyncio.Event) -> None:
         self._settings = settings
         self._need_of = need_of
         self._models = models

@@ -11,7 +11,7 @@ from model.checkpoint.resolve import EMBEDDED
 from model.errors import OptionError, one_line, short
 from model.options import Flag, flag_name, flags, read_size
 from service.hosting.durations import parse_duration
-from service.model_settings import ModelSettings
+from service.model_settings import ModelSettings, read_text
 from service.settings import Settings
 
 LOADS = ("start", "first-request")
@@ -96,9 +96,7 @@ def model_beside_file(path: Path) -> OptionError:
 
 def _read(path: Path, settings: Settings) -> Iterator[ModelEntry]:
     try:
-        table = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"--models {path}: cannot be read ({type(error).__name__})") from error
+        table = tomllib.loads(read_text("--models", path))
     except tomllib.TOMLDecodeError as error:
         raise OptionError(f"--models {path}: not valid TOML: {one_line(error)}") from error
     entries = table.get("models")

@@ -1,12 +1,11 @@
 """Images of requests, from data URLs to pixels."""
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from model.chat.media import ImageTokens
 from model.errors import quoted
-from model.images.client import ImageProcess
+from model.machine.decoding import Fields
 from model.media import ImageFormat, MediaSpan
 from service.errors.errors import InvalidRequest
 from service.media.media import Media
@@ -57,23 +56,14 @@ class DecodedImage:
         return (MediaSpan(start, self.rows, self.columns, self.digest),)
 
 
-class Images(Media[ImageProcess, ImageFormat, DecodedImage]):
+class Images(Media[ImageFormat, DecodedImage]):
     """The images of all requests."""
 
-    noun, limited = "image", "images (--max-images)"
+    kind, noun, limited = "images", "image", "images (--max-images)"
 
-    def __init__(
-        self,
-        max_images: int,
-        max_pixels: int,
-        on_restart: Callable[[], None] = lambda: None,
-        on_decoded: Callable[[float], None] = lambda seconds: None,
-    ) -> None:
-        super().__init__(max_images, lambda patient: ImageProcess(max_pixels, patient=patient), on_restart, on_decoded)
-
-    def read(self, process: ImageProcess, data: bytes, format: ImageFormat) -> DecodedImage:
-        """Decode the pixels of an image file, with their digest. Raises ImageError and ProcessLost."""
-        pixels = process.decode(data, format)
-        digest = hashlib.blake2b(f"{pixels.rows} {pixels.columns} ".encode(), digest_size=16)
-        digest.update(pixels.pixels)
-        return DecodedImage(pixels.rows, pixels.columns, digest.hexdigest(), pixels.pixels)
+    def made(self, answer: Fields, inputs: bytes) -> DecodedImage:
+        """Make an image of its pixels, with their digest."""
+        rows, columns = answer["rows"], answer["columns"]
+        digest = hashlib.blake2b(f"{rows} {columns} ".encode(), digest_size=16)
+        digest.update(inputs)
+        return DecodedImage(rows, columns, digest.hexdigest(), inputs)

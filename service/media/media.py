@@ -7,8 +7,9 @@ from functools import partial
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 from model.errors import MediaError
+from model.machine.decoding import DecodingProcess, Fields
 from service.errors.errors import InvalidRequest
-from service.helpers import LimitsExceeded, Process, Recent, Trial
+from service.helpers import LimitsExceeded, Recent, Trial
 from service.media.source import Source
 
 
@@ -19,7 +20,6 @@ class HasInputs(Protocol):
     def inputs(self) -> bytes: ...
 
 
-P = TypeVar("P", bound=Process)
 F = TypeVar("F")
 D = TypeVar("D", bound=HasInputs)
 
@@ -33,35 +33,36 @@ larger than the body of its request."""
 TOO_MUCH = "takes too much time or memory to decode"
 
 
-class Media(Generic[P, F, D]):
+class Media(Generic[F, D]):
     """The files of one kind of all requests. It decodes one at a time, and remembers the last ones. One per server.
 
-    `noun` names a file, as in "image". `limited` names what `max_files` limits, as in "images (--max-images)". `start`
-    makes a process, patient or not. A file that exceeds the short limit of time, or that of memory, is decoded apart
-    with the long limit. `on_decoded` gets the seconds of a file.
+    `kind` is the kind of its processes, `noun` names a file, as in "image". `limited` names what `max_files` limits, as
+    in "images (--max-images)". `max_size` is the limit for a file. A file that exceeds the short limit of time, or that
+    of memory, is decoded apart with the long limit. `on_decoded` gets the seconds of a file.
     """
 
+    kind: ClassVar[str]
     noun: ClassVar[str]
     limited: ClassVar[str]
 
     def __init__(
         self,
         max_files: int,
-        start: Callable[[bool], P],
+        max_size: int,
         on_restart: Callable[[], None] = lambda: None,
         on_decoded: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._max_files = max_files
-        self._start = start
+        self._max_size = max_size
         self._on_decoded = on_decoded
         recent: Recent[tuple[bytes, F], D] = Recent(CACHE_BYTES, lambda it: max(ENTRY_BYTES, len(it.inputs)))
         task, code = f"decodes {self.noun}", f"{self.noun}_unavailable"
-        self._trial: Trial[P, tuple[bytes, F], D] = Trial(task, code, recent, on_restart)
+        self._trial: Trial[DecodingProcess, tuple[bytes, F], D] = Trial(task, code, recent, on_restart)
         self._turns = asyncio.Semaphore(REQUESTS)
 
     @abstractmethod
-    def read(self, process: P, data: bytes, format: F) -> D:
-        """Decode a file in a format. Raises MediaError and ProcessLost."""
+    def made(self, answer: Fields, inputs: bytes) -> D:
+        """Make a decoded file of what the process says of it, and of the bytes for the encoder."""
 
     async def decode(self, sources: Sequence[Source], format: F, owner: str = "") -> list[D]:
         """Decode a request's files for the model. Only requests of the same owner find them again.
@@ -102,10 +103,13 @@ class Media(Generic[P, F, D]):
 
     async def _one(self, source: Source, format: F, *, apart: bool = False) -> D:
         """Return the decoded file. Raises InvalidRequest, Unavailable and LimitsExceeded."""
-        key, start = (source.digest, format), partial(self._start, apart)
+        start = partial(DecodingProcess, self.kind, self._max_size, patient=apart)
         try:
             decoded, seconds = await self._trial.ask(
-                key, start, lambda process: self.read(process, source.data, format), apart=apart
+                (source.digest, format),
+                start,
+                lambda process: self.made(*process.decode(source.data, format)),
+                apart=apart,
             )
         except MediaError as error:
             raise self._refusal(source, str(error)) from None

@@ -9,7 +9,7 @@ from typing import Any
 from model.sampling_params import SamplingParams
 from service.engine.client import EngineClient
 from service.engine.mailbox import Mailbox
-from service.engine.supervision.process import EngineHandle, EngineProcess
+from service.engine.supervision.process import EngineProcess
 from service.engine.supervision.zygote import Zygote
 from tests.fakes import EngineThread
 from tests.waiting import PATIENCE
@@ -37,7 +37,7 @@ async def collect(mailbox: Mailbox) -> list[int]:
 
 
 def with_client(
-    host: Callable[[], EngineHandle],
+    host: Callable[[], EngineProcess],
     body: Callable[[EngineClient], Awaitable[None]],
     model: str = "fake",
     **settings: Any,
@@ -63,18 +63,17 @@ async def until(condition: Callable[[], bool]) -> None:
 class Hosts:
     """A factory of engines that keeps those it has made."""
 
-    def __init__(self, *kinds: Callable[[], EngineHandle]) -> None:
+    def __init__(self, *kinds: Callable[[], EngineProcess]) -> None:
         """The last of `kinds` makes all further engines, too."""
-        self.made: list[EngineHandle] = []
+        self.made: list[EngineProcess] = []
         self._kinds = kinds
 
-    def __call__(self) -> EngineHandle:
+    def __call__(self) -> EngineProcess:
         self.made.append(self._kinds[min(len(self.made), len(self._kinds) - 1)]())
         return self.made[-1]
 
     def pid(self, number: int) -> int:
         """The process id of the engine with this number, the first is 0."""
         engine = self.made[number]
-        assert isinstance(engine, EngineProcess)
         assert engine.pid is not None
         return engine.pid

@@ -12,14 +12,14 @@ from model.errors import NoriaError
 from model.sampling_params import SamplingParams
 from service.engine.client import EngineClient
 from service.engine.mailbox import EngineUnavailable
-from service.engine.supervision.process import EngineHandle
+from service.engine.supervision.process import EngineProcess
 from tests.engine.driving import expected
 from tests.engine.hosting import OPTIONS, PARAMS, Hosts, collect, process, thread, until, with_client
 from tests.fakes import HURRY, WAITING, EngineThread, FakeRunner
 
 
 @pytest.mark.parametrize("host", [process, thread])
-def test_sequences_together_answer_as_alone(host: Callable[[], EngineHandle]) -> None:
+def test_sequences_together_answer_as_alone(host: Callable[[], EngineProcess]) -> None:
     async def body(client: EngineClient) -> None:
         prompts = [list(range(1, 3 + 7 * n)) for n in range(12)]
         answers = await asyncio.gather(*(collect(client.submit(prompt, PARAMS)) for prompt in prompts))
@@ -174,7 +174,7 @@ def test_a_fault_in_the_service_itself_does_not_end_supervision() -> None:
     ],
 )
 def test_the_first_load_that_fails_is_an_error_for_the_caller(
-    host: Callable[[], EngineHandle], model: str, message: str
+    host: Callable[[], EngineProcess], model: str, message: str
 ) -> None:
     async def main() -> None:
         client = EngineClient(host)

@@ -3,8 +3,8 @@
 import asyncio
 import os
 import signal
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +16,6 @@ from service.engine.client import EngineClient
 from service.engine.mailbox import EngineDied, Mailbox
 from service.engine.messages import AGAIN, Submit, Update
 from service.engine.submitted import Submitted
-from service.engine.supervision.process import EngineHandle
 from tests.engine.driving import expected
 from tests.engine.hosting import PARAMS, Hosts, collect, process, thread, until, with_client
 from tests.fakes import create_broken
@@ -229,8 +228,8 @@ def test_a_supervision_that_gives_up_fails_those_that_wait(monkeypatch: pytest.M
 def test_an_engine_that_dies_while_it_loads_counts_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.engine.supervision.supervisor.backoff", lambda failures: 0.0)
     monkeypatch.setattr("service.engine.submitted.MAX_LOST", 1)
-    kinds: list[Callable[[], EngineHandle]] = [thread, lambda: thread("create_broken"), lambda: thread("create_broken")]
-    hosts = Hosts(*kinds, thread)
+    broken = partial(thread, "create_broken")
+    hosts = Hosts(thread, broken, broken, thread)
 
     async def body(client: EngineClient) -> None:
         mailbox = client.submit([1], LONG)

@@ -38,4 +38,35 @@ INLINE void release_tiles(void) { __asm__ volatile("tilerelease"); }
 #define TILE_PAIRS(c, a, b) __asm__ volatile("tdpbf16ps %tmm" #b ", %tmm" #a ", %tmm" #c)
 
 #endif
+
+enum { SQUARE_ROWS = 32, STRIP_BLOCKS = 4 };
+#define ZERO_SUMS() do { TILE_ZERO(0); TILE_ZERO(1); TILE_ZERO(2); TILE_ZERO(3); } while (0)
+/* A step of a square: 16 rows of activations from x0 on and 16 from x1 on, times the weights of blocks at w0 and w1.
+ * Each tile is loaded for two products. PRODUCT is the macro of a product: TILE_BYTES or another. */
+#define SQUARE_STEP(PRODUCT, x0, x1, w0, w1) \
+    do { \
+        TILE_LOAD(4, x0, 64); \
+        TILE_LOAD(6, w0, 64); \
+        PRODUCT(0, 4, 6); \
+        TILE_LOAD(7, w1, 64); \
+        PRODUCT(1, 4, 7); \
+        TILE_LOAD(5, x1, 64); \
+        PRODUCT(2, 5, 6); \
+        PRODUCT(3, 5, 7); \
+    } while (0)
+/* A step of a strip: up to 16 rows times C blocks, `next` bytes apart, from byte `at` of each. */
+#define STRIP_STEP(PRODUCT, C, x, w, next, at) \
+    do { \
+        TILE_LOAD(4, x, 64); \
+        STRIP_BLOCK(PRODUCT, C, 0, 6, w, next, at) \
+        STRIP_BLOCK(PRODUCT, C, 1, 7, w, next, at) \
+        STRIP_BLOCK(PRODUCT, C, 2, 6, w, next, at) \
+        STRIP_BLOCK(PRODUCT, C, 3, 7, w, next, at) \
+    } while (0)
+#define STRIP_BLOCK(PRODUCT, C, t, from, w, next, at) \
+    if (t < C) { \
+        TILE_LOAD(from, w + t * next + at, 64); \
+        PRODUCT(t, 4, from); \
+    }
+
 #endif

@@ -30,7 +30,6 @@ class PackedWeights:
 
     n_out: int
     n_in: int
-    group: int
     packed: Tensor
     scales: Tensor | None
     record: Any
@@ -108,10 +107,7 @@ def padded(n: int, multiple: int) -> int:
 
 def int8(n_out: int, n_in: int) -> PackedWeights:
     """Allocate memory for int8 with a scale an output."""
-    packed = _records(n_out, n_in, INT8_GROUP)
-    packed[-1] = 128  # outputs after the last one are zeros
-    scales = torch.zeros(len(packed) * OUTPUTS, dtype=torch.float32, device="cpu")
-    return _weights(n_out, n_in, _INT8, packed, scales)
+    return _allocated(n_out, n_in, _INT8, INT8_GROUP, INT8_GROUP, fill=128, has_scales=True)
 
 
 def put_int8(weights: PackedWeights, first: int, values: Tensor, scales: Tensor) -> None:
@@ -128,24 +124,13 @@ def put_int8(weights: PackedWeights, first: int, values: Tensor, scales: Tensor)
 
 def bfloat16(n_out: int, n_in: int) -> PackedWeights:
     """Allocate memory for bfloat16."""
-    packed = _records(n_out, n_in, 2 * INT8_GROUP)
-    packed[-1] = 0
-    return _weights(n_out, n_in, _BFLOAT16, packed, None)
-
-
-def _records(n_out: int, n_in: int, n_bytes: int) -> Tensor:
-    """Allocate memory for groups of 64 channels, `n_bytes` an output each."""
-    shape = (padded(n_out, OUTPUTS) // OUTPUTS, padded(n_in, INT8_GROUP) // INT8_GROUP, n_bytes * OUTPUTS)
-    return torch.empty(shape, dtype=torch.uint8, device="cpu")
+    return _allocated(n_out, n_in, _BFLOAT16, INT8_GROUP, 2 * INT8_GROUP)
 
 
 def blocks(n_out: int, n_in: int, n_bytes: int, *, with_minima: bool) -> PackedWeights:
     """Allocate memory for groups of 32 channels, `n_bytes` each: 32 in 8 bits, 16 in 4."""
-    width = (n_bytes + (4 if with_minima else 2)) * OUTPUTS
-    shape = (padded(n_out, OUTPUTS) // OUTPUTS, n_in // BLOCK_GROUP, width)
-    packed = torch.empty(shape, dtype=torch.uint8, device="cpu")
-    packed[-1] = 0
-    return _weights(n_out, n_in, block_format(n_bytes, with_minima), packed, None)
+    whole = n_bytes + (4 if with_minima else 2)
+    return _allocated(n_out, n_in, block_format(n_bytes, with_minima), BLOCK_GROUP, whole)
 
 
 def block_format(n_bytes: int, with_minima: bool) -> int:
@@ -155,27 +140,26 @@ def block_format(n_bytes: int, with_minima: bool) -> int:
 
 def superblocks(n_out: int, n_in: int) -> PackedWeights:
     """Allocate memory for blocks of 256 channels of Q4_K: 144 bytes each, as in a GGUF file."""
-    shape = (padded(n_out, OUTPUTS) // OUTPUTS, n_in // SUPERBLOCK, SUPERBLOCK_BYTES * OUTPUTS)
-    packed = torch.empty(shape, dtype=torch.uint8, device="cpu")
-    packed[-1] = 0
-    return _weights(n_out, n_in, _Q4_K, packed, None)
+    return _allocated(n_out, n_in, _Q4_K, SUPERBLOCK, SUPERBLOCK_BYTES)
 
 
 def fp4(n_out: int, n_in: int, group: int) -> PackedWeights:
     """Allocate memory for 4-bit floats, a scale of a byte for `group` channels, 16 or 32, and one for each output."""
     format = _NVFP4 if group == NVFP4_GROUP else _MXFP4
-    width = (BLOCK_GROUP // 2 + BLOCK_GROUP // group) * OUTPUTS
-    shape = (padded(n_out, OUTPUTS) // OUTPUTS, n_in // BLOCK_GROUP, width)
-    packed = torch.empty(shape, dtype=torch.uint8, device="cpu")
-    packed[-1] = 0
-    return _weights(n_out, n_in, format, packed, torch.zeros(len(packed) * OUTPUTS, dtype=torch.float32, device="cpu"))
+    return _allocated(n_out, n_in, format, BLOCK_GROUP, BLOCK_GROUP // 2 + BLOCK_GROUP // group, has_scales=True)
 
 
-def _weights(n_out: int, n_in: int, format: int, packed: Tensor, scales: Tensor | None) -> PackedWeights:
+def _allocated(
+    n_out: int, n_in: int, format: int, group: int, n_bytes: int, *, fill: int = 0, has_scales: bool = False
+) -> PackedWeights:
+    """Allocate memory for groups of channels, `n_bytes` an output each. `fill` is for outputs after the last one."""
     if n_in > MAX_CHANNELS:
         raise ValueError(f"{n_in} inputs of a projection are more than {MAX_CHANNELS}, which the kernels can add")
+    shape = (padded(n_out, OUTPUTS) // OUTPUTS, padded(n_in, group) // group, n_bytes * OUTPUTS)
+    packed = torch.empty(shape, dtype=torch.uint8, device="cpu")
+    packed[-1] = fill
+    scales = torch.zeros(len(packed) * OUTPUTS, dtype=torch.float32, device="cpu") if has_scales else None
     at = pointer("packed", packed, torch.uint8)
     scales_at = None if scales is None else floats("scales", scales)
-    group = INT8_GROUP if format in (_INT8, _BFLOAT16) else BLOCK_GROUP
     record = struct("weights")(packed=at, scales=scales_at, n_out=n_out, n_in=n_in, format=format)
-    return PackedWeights(n_out, n_in, group, packed, scales, record)
+    return PackedWeights(n_out, n_in, packed, scales, record)

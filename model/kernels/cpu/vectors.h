@@ -298,76 +298,68 @@ INLINE vf power_of_two(vf x) {
     return (vf)((vi)p + ((vi)shifted << 23));
 }
 
-/* Dot products of bytes: `quads` of packed weights w + 128, 4 in a lane, times 4 signed bytes of one row. The result
- * exceeds the signed product by OFFSET times the sum of the row's bytes. `load_nibbles` reads two quads of weights
- * from the halves of bytes, for `dot_unsigned`. */
-#if defined(__AVX512VNNI__)
-enum { OFFSET = 128 };
+/* Four bytes in a lane, in the form that `dot` takes. */
+#if defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
 typedef vi quads;
-INLINE quads load_quads(const uint8_t *w) { return load_int(w); }
-INLINE vi dot(vi acc, quads w, int32_t x) { return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(x)); }
-INLINE vi dot_unsigned(vi acc, quads w, int32_t x) { return dot(acc, w, x); }
-#elif defined(__AVX2__)
-enum { OFFSET = 0 };
-typedef vi quads;
-INLINE quads load_quads(const uint8_t *w) { return load_int(w) ^ splat_int((int32_t)0x80808080); }
-INLINE vi dot(vi acc, quads w, int32_t x) {
-    __m256i row = _mm256_set1_epi32(x);
-    /* With |x| <= 127 and |w| <= 127, the sum of two products fits into 16 bits: nothing saturates. */
-    __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(row), _mm256_sign_epi8((__m256i)w, row));
-    return acc + (vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-}
-INLINE vi dot_unsigned(vi acc, quads w, int32_t x) {
-    __m256i pairs = _mm256_maddubs_epi16((__m256i)w, _mm256_set1_epi32(x));
-    return acc + (vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-}
-#elif defined(__ARM_FEATURE_MATMUL_INT8)
-enum { OFFSET = 128 };
-typedef vi quads;
-INLINE quads load_quads(const uint8_t *w) { return load_int(w); }
-INLINE vi dot(vi acc, quads w, int32_t x) { return (vi)vusdotq_s32((int32x4_t)acc, (uint8x16_t)w, (int8x16_t)splat_int(x)); }
-INLINE vi dot_unsigned(vi acc, quads w, int32_t x) { return dot(acc, w, x); }
-#elif defined(__ARM_FEATURE_DOTPROD)
-enum { OFFSET = 0 };
-typedef vi quads;
-INLINE quads load_quads(const uint8_t *w) { return load_int(w) ^ splat_int((int32_t)0x80808080); }
-INLINE vi dot(vi acc, quads w, int32_t x) { return (vi)vdotq_s32((int32x4_t)acc, (int8x16_t)w, (int8x16_t)splat_int(x)); }
-INLINE vi dot_unsigned(vi acc, quads w, int32_t x) { return dot(acc, w, x); }
+INLINE quads as_quads(vi bytes) { return bytes; }
 #else
-enum { OFFSET = 0 };
 typedef struct { vh even, odd; } quads;
-INLINE quads load_quads(const uint8_t *w) {
-    vh v = (vh)(load_int(w) ^ splat_int((int32_t)0x80808080));
+INLINE quads as_quads(vi bytes) {
+    vh v = (vh)bytes;
     return (quads){(vh)(v << 8) >> 8, v >> 8};
 }
+#endif
+
+/* Dot products of bytes: `quads` of weights times 4 signed bytes of one row. For `dot` the weights are packed as
+ * w + 128, and the result exceeds the signed product by OFFSET times the sum of the row's bytes. `dot_unsigned` takes
+ * what `load_nibbles` reads. `dot_signed` takes signed weights as they are, times bytes 0..127. */
+#if defined(__AVX2__)
+/* acc plus bytes without a sign times signed ones. */
+INLINE vi dot_mixed(vi acc, vi positive, vi other) {
+#if defined(__AVX512VNNI__)
+    return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)positive, (__m512i)other);
+#else
+    /* With |x| <= 127 and |w| <= 127, the sum of two products fits into 16 bits: nothing saturates. */
+    __m256i pairs = _mm256_maddubs_epi16((__m256i)positive, (__m256i)other);
+    return acc + (vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+#endif
+}
+INLINE vi dot_unsigned(vi acc, quads w, int32_t x) { return dot_mixed(acc, w, splat_int(x)); }
+INLINE vi dot_signed(vi acc, quads w, int32_t x) { return dot_mixed(acc, splat_int(x), w); }
+#if defined(__AVX512VNNI__)
+enum { OFFSET = 128 };
+INLINE vi dot(vi acc, quads w, int32_t x) { return dot_unsigned(acc, w, x); }
+#else
+enum { OFFSET = 0 };
+INLINE vi dot(vi acc, quads w, int32_t x) {
+    __m256i row = _mm256_set1_epi32(x);
+    return dot_mixed(acc, (vi)_mm256_abs_epi8(row), (vi)_mm256_sign_epi8((__m256i)w, row));
+}
+#endif
+#else
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+enum { OFFSET = 128 };
+INLINE vi dot(vi acc, quads w, int32_t x) { return (vi)vusdotq_s32((int32x4_t)acc, (uint8x16_t)w, (int8x16_t)splat_int(x)); }
+#elif defined(__ARM_FEATURE_DOTPROD)
+enum { OFFSET = 0 };
+INLINE vi dot(vi acc, quads w, int32_t x) { return (vi)vdotq_s32((int32x4_t)acc, (int8x16_t)w, (int8x16_t)splat_int(x)); }
+#else
+enum { OFFSET = 0 };
 INLINE vi dot(vi acc, quads w, int32_t x) {
     vh row = (vh)splat_int(x);
     vi pairs = (vi)(w.even * ((vh)(row << 8) >> 8) + w.odd * (row >> 8)); /* |.| <= 2 * 127 * 127 fits */
     return acc + ((vi)(pairs << 16) >> 16) + (pairs >> 16);
 }
-INLINE vi dot_unsigned(vi acc, quads w, int32_t x) { return dot(acc, w, x); }
 #endif
-
-/* The same for signed weights as they are, times 4 bytes 0..127 of one row: nothing exceeds the product. */
-#if defined(__AVX512VNNI__)
-INLINE quads load_signed(const void *w) { return load_int(w); }
-INLINE vi dot_signed(vi acc, quads w, int32_t x) { return (vi)_mm512_dpbusd_epi32((__m512i)acc, _mm512_set1_epi32(x), (__m512i)w); }
-#elif defined(__AVX2__)
-INLINE quads load_signed(const void *w) { return load_int(w); }
-INLINE vi dot_signed(vi acc, quads w, int32_t x) {
-    __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi32(x), (__m256i)w); /* at most 2 * 127 * 127 */
-    return acc + (vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-}
-#elif defined(__ARM_FEATURE_DOTPROD)
-INLINE quads load_signed(const void *w) { return load_int(w); }
+INLINE vi dot_unsigned(vi acc, quads w, int32_t x) { return dot(acc, w, x); }
+#if defined(__ARM_FEATURE_MATMUL_INT8)
 INLINE vi dot_signed(vi acc, quads w, int32_t x) { return (vi)vdotq_s32((int32x4_t)acc, (int8x16_t)w, (int8x16_t)splat_int(x)); }
 #else
-INLINE quads load_signed(const void *w) {
-    vh v = (vh)load_int(w);
-    return (quads){(vh)(v << 8) >> 8, v >> 8};
-}
 INLINE vi dot_signed(vi acc, quads w, int32_t x) { return dot(acc, w, x); }
 #endif
+#endif
+INLINE quads load_quads(const uint8_t *w) { return as_quads(OFFSET ? load_int(w) : load_int(w) ^ splat_int((int32_t)0x80808080)); }
+INLINE quads load_signed(const void *w) { return as_quads(load_int(w)); }
 
 /* Products of bfloat16, two in a lane. Their factors are pairs too if the processor has an instruction for that, else
  * floats. `store_factors` writes LANES factors of FACTOR bytes each. `add_pair` reads two factors, which are `stride`
@@ -409,16 +401,6 @@ INLINE vi look_up(vi codes) {
     const bytes code = (bytes)codes, negative = code > 7, m = code & 7;
     const bytes size = m - (m > 4) - (m > 5) - 3 * (m > 6); /* a comparison gives -1 */
     return (vi)((size ^ negative) - negative + FP4_OFFSET);
-#endif
-}
-
-/* Weights of one byte each, for `dot_unsigned`. */
-INLINE quads as_quads(vi bytes) {
-#if defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
-    return bytes;
-#else
-    vh v = (vh)bytes;
-    return (quads){(vh)(v << 8) >> 8, v >> 8};
 #endif
 }
 

@@ -108,12 +108,6 @@ class ShowBody(Body):
             raise InvalidRequest("model is required", param="model")
 
 
-@get("/api/version", answer=ApiVersion, policy=POLICY)
-async def show_version(call: Call) -> Response:
-    """Show the version of Ollama's API that these routes follow"""
-    return json_response(ApiVersion(version=API, noria=version()))
-
-
 @get("/api/tags", answer=OllamaModels, policy=POLICY)
 async def tags(call: Call) -> Response:
     """List the models, loaded or not, with their LoRA adapters, in Ollama's API"""
@@ -142,6 +136,12 @@ async def show(call: Call, body: ShowBody) -> Response:
     served = model.admission.require(call.name)
     thinks, sees = served.reasoning is not None, "image" in served.media_roles
     return json_response(await in_thread(lambda: _info(model, served, _of_served(served), thinks=thinks, sees=sees)))
+
+
+@get("/api/version", answer=ApiVersion, policy=POLICY)
+async def show_version(call: Call) -> Response:
+    """Show the version of Ollama's API that these routes follow"""
+    return json_response(ApiVersion(version=API, noria=version()))
 
 
 def _unloaded(model: HostedModel) -> ShownModel:

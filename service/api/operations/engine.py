@@ -16,6 +16,32 @@ from service.observe.view.live import Cancellation, RequestFacts, RequestList, r
 
 QUIET = Policy(quiet=True)
 """A key at its limit of requests may still see them and cancel them."""
+METRIC_NAMES = ("vllm",)
+"""The servers whose names the metrics may have instead of ours."""
+
+
+@get("/metrics", answer=str, policy=Policy(quiet=True), queries={"names": METRIC_NAMES})
+async def metrics(call: Call) -> Response:
+    """Report metrics as Prometheus reads them
+
+    `?names=vllm` gives those that vLLM has too, under its names.
+    """
+    names = choice(call, "names", METRIC_NAMES, "")
+    await asyncio.to_thread(call.state.metrics.read_processes)
+    return Response(call.state.metrics.render(vllm=names == "vllm"), headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+@get("/v1/engine/events", answer=EngineEvent, policy=Policy(quiet=True), endless=True)
+async def engine_events(call: Call) -> None:
+    """Send the state of the engine, at most ten times a second
+
+    Server-sent events named `engine`, of the model in the query. They have no text, no token ids and no names of keys.
+    """
+    feed = call.model.feed
+    with feed.listening(call.record.tenant):
+        call.open(feed.framing)
+        async for frames in feed.frames(lambda: call.record.has_ended):  # the feed itself ends with the drain
+            await call.sink.write(frames)
 
 
 @get("/v1/requests", answer=RequestList, policy=QUIET)
@@ -60,31 +86,3 @@ async def cancel_request(call: Call) -> Response:
 def _whose(call: Call) -> tuple[str | None, str]:
     """Return the owner of requests that the client may see, None for all of them, and the id in the path."""
     return None if sees_all(call.request.scope) else call.record.owner, call.request.path_params["id"]
-
-
-@get("/v1/engine/events", answer=EngineEvent, policy=Policy(quiet=True), endless=True)
-async def engine_events(call: Call) -> None:
-    """Send the state of the engine, at most ten times a second
-
-    Server-sent events named `engine`, of the model in the query. They have no text, no token ids and no names of keys.
-    """
-    feed = call.model.feed
-    with feed.listening(call.record.tenant):
-        call.open(feed.framing)
-        async for frames in feed.frames(lambda: call.record.has_ended):  # the feed itself ends with the drain
-            await call.sink.write(frames)
-
-
-METRIC_NAMES = ("vllm",)
-"""The servers whose names the metrics may have instead of ours."""
-
-
-@get("/metrics", answer=str, policy=Policy(quiet=True), queries={"names": METRIC_NAMES})
-async def metrics(call: Call) -> Response:
-    """Report metrics as Prometheus reads them
-
-    `?names=vllm` gives those that vLLM has too, under its names.
-    """
-    names = choice(call, "names", METRIC_NAMES, "")
-    await asyncio.to_thread(call.state.metrics.read_processes)
-    return Response(call.state.metrics.render(vllm=names == "vllm"), headers={"content-type": CONTENT_TYPE_LATEST})

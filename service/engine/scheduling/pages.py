@@ -243,16 +243,11 @@ class Table:
         if missing := self.missing(n_tokens):
             self._set(self.first_block, self.pages + array("q", [self.pool.take() for _ in range(missing)]))
 
-    def share(self, names: Sequence[bytes]) -> None:
-        """Start with the pages of these names, to read only, but not those outside the next token's window."""
-        first = self.pool.first_visible_block(len(names) * self.pool.page_size)
-        self._set(first, array("q", map(self.pool.share, names[first:])))
-
     def jump(self, names: Sequence[bytes]) -> list[tuple[int, int]]:
-        """Continue behind the pages of these names. Returns the pages to fill, which are not here, with their blocks.
+        """Continue behind the pages of these names: share those that the next token sees, and take what is not here.
 
-        As `share`, but the first pages of the names are there already, those that the next token sees. As many pages
-        as are new must be available.
+        Returns the pages to fill, with their blocks. The first pages of the names may be in the table already. As many
+        pages as are new must be available.
         """
         first = self.pool.first_visible_block(len(names) * self.pool.page_size)
         start = max(first, self.end_block)

@@ -32,7 +32,7 @@ def reuse(sequence: Sequence, pools: Items[PagePool]) -> None:
     names = sequence.names(sequence.n_reusable)
     names = names[: reusable_blocks(pools, names)]
     for table in sequence.tables:
-        table.share(names)
+        table.jump(names)
     sequence.computed = len(names) * pools[0].page_size
 
 

@@ -26,52 +26,21 @@ GENERATED_WEIGHT = 2
 """The paper's weights: the cost of a prompt token that is computed, and of a generated one."""
 NUMBER = attrgetter("number")
 
+Share = tuple[int, str]
+
 
 class WaitingQueue:
     """All sequences that wait. Each priority has its own shares: one that is not served there earns no credit here.
 
-    `by_adapter` counts the sequences by the number of their LoRA adapter.
+    A share is a priority and a tenant, and has a virtual token counter. `by_adapter` counts the sequences by the number
+    of their LoRA adapter.
     """
 
     def __init__(self) -> None:
         self.by_adapter: Counter[int] = Counter()
-        self._levels: dict[int, FairQueue] = {}
-
-    def __len__(self) -> int:
-        return sum(map(len, self._levels.values()))
-
-    def __bool__(self) -> bool:
-        return any(self._levels.values())
-
-    def ordered(self) -> Iterator[Sequence]:
-        """Yield the waiting sequences in the order of their admission, if no more come and no tokens are generated."""
-        for priority in sorted(self._levels):
-            yield from self._levels[priority].ordered()
-
-    def add(self, sequence: Sequence) -> None:
-        """Queue a sequence, a preempted one at its old place among those of its tenant."""
-        self._levels.setdefault(sequence.priority, FairQueue()).add(sequence)
-        self.by_adapter[sequence.adapter] += 1
-
-    def remove(self, sequence: Sequence) -> None:
-        """Take a waiting sequence out, because it is admitted or aborted."""
-        self._levels[sequence.priority].remove(sequence)
-        self.by_adapter[sequence.adapter] -= 1
-        if not self.by_adapter[sequence.adapter]:
-            del self.by_adapter[sequence.adapter]
-
-    def charge(self, priority: int, tenant: str, *, prompt: int = 0, generated: int = 0) -> None:
-        """Count tokens that were computed for a tenant's sequences as its service."""
-        self._levels[priority].charge(tenant, PROMPT_WEIGHT * prompt + GENERATED_WEIGHT * generated)
-
-
-class FairQueue:
-    """The waiting sequences of one priority, with the virtual token counters of their tenants."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[str, list[Sequence]] = {}  # the tenants that wait, each with its sequences by arrival
-        self._served: Counter[str] = Counter()  # weighted tokens
-        self._last_to_leave = ""
+        self._waiting: dict[Share, list[Sequence]] = {}  # the shares that wait, each with its sequences by arrival
+        self._served: Counter[Share] = Counter()  # weighted tokens
+        self._last_to_leave: dict[int, Share] = {}  # by priority
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
@@ -80,39 +49,49 @@ class FairQueue:
         return bool(self._waiting)
 
     def ordered(self) -> Iterator[Sequence]:
-        """Yield the sequences in the order of admission: each time the oldest of the tenant that was served least.
+        """Yield the waiting sequences in the order of their admission, if no more come and no tokens are generated.
 
-        A prompt counts whole: how much of it is cached is not known yet.
+        In each priority the next one is the oldest of the tenant that was served least. A prompt counts whole: how much
+        of it is cached is not known yet.
         """
-        heads = [(self._served[tenant], items[0].number, tenant, 0) for tenant, items in self._waiting.items()]
+        heads = [(share[0], self._served[share], items[0].number, share, 0) for share, items in self._waiting.items()]
         heapify(heads)
         while heads:
-            served, _, tenant, index = heads[0]
-            items = self._waiting[tenant]
+            priority, served, _, share, index = heads[0]
+            items = self._waiting[share]
             yield items[index]
             if index + 1 == len(items):
                 heappop(heads)
             else:
                 charged = PROMPT_WEIGHT * items[index].n_prompt if items[index].admitted is None else 0
-                heapreplace(heads, (served + charged, items[index + 1].number, tenant, index + 1))
+                heapreplace(heads, (priority, served + charged, items[index + 1].number, share, index + 1))
 
     def add(self, sequence: Sequence) -> None:
-        tenant = sequence.tenant
-        if tenant not in self._waiting:
-            least = min(self._served[other] for other in self._waiting or (self._last_to_leave,))
-            self._served[tenant] = max(self._served[tenant], least)
-            self._waiting[tenant] = []
-        insort(self._waiting[tenant], sequence, key=NUMBER)
+        """Queue a sequence, a preempted one at its old place among those of its tenant."""
+        priority, share = sequence.priority, (sequence.priority, sequence.tenant)
+        if share not in self._waiting:
+            others = [other for other in self._waiting if other[0] == priority]
+            least = min(self._served[other] for other in others or (self._last_to_leave.get(priority, share),))
+            self._served[share] = max(self._served[share], least)
+            self._waiting[share] = []
+        insort(self._waiting[share], sequence, key=NUMBER)
+        self.by_adapter[sequence.adapter] += 1
 
     def remove(self, sequence: Sequence) -> None:
-        waiting = self._waiting[sequence.tenant]
+        """Take a waiting sequence out, because it is admitted or aborted."""
+        share = sequence.priority, sequence.tenant
+        waiting = self._waiting[share]
         del waiting[bisect_left(waiting, sequence.number, key=NUMBER)]
         if not waiting:
-            del self._waiting[sequence.tenant]
-            self._last_to_leave = sequence.tenant
+            del self._waiting[share]
+            self._last_to_leave[sequence.priority] = share
+        self.by_adapter[sequence.adapter] -= 1
+        if not self.by_adapter[sequence.adapter]:
+            del self.by_adapter[sequence.adapter]
 
-    def charge(self, tenant: str, tokens: int) -> None:
-        self._served[tenant] += tokens
+    def charge(self, priority: int, tenant: str, *, prompt: int = 0, generated: int = 0) -> None:
+        """Count tokens that were computed for a tenant's sequences as its service."""
+        self._served[priority, tenant] += PROMPT_WEIGHT * prompt + GENERATED_WEIGHT * generated
 
 
 class AdapterPlaces:

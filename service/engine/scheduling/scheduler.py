@@ -30,7 +30,7 @@ from service.engine.scheduling.media import MediaStore, MediaTable
 from service.engine.scheduling.prefix import Trail, copy_part, fits, promised, reuse, unname, withdraw
 from service.engine.scheduling.prompt_lookup import DraftBudget
 from service.engine.scheduling.queue import AdapterPlaces, Running, WaitingQueue
-from service.engine.scheduling.sequence import Sequence, unimplemented
+from service.engine.scheduling.sequence import Sequence
 from service.engine.scheduling.step import Step
 from service.engine.scheduling.stored import StoredPrefixes
 from service.engine.scheduling.view import View
@@ -62,8 +62,6 @@ class Scheduler:
     ) -> None:
         if not 1 <= max_sequences <= max_step_tokens:
             raise ValueError(f"max_sequences must be 1..max_step_tokens ({max_step_tokens}), got {max_sequences}")
-        if missing := unimplemented():
-            raise NotImplementedError(f"the scheduler does not implement {', '.join(sorted(missing))}")
         self._stored = StoredPrefixes(info.pools, info.page_size, store)
         self.pools = self._stored.pools
         self._adapter_name = adapter_name

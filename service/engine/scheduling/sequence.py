@@ -1,11 +1,11 @@
 """One sequence: its tokens and media, how far they are computed, the pages of their keys and values, and its end."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from collections.abc import Sequence as Items
 from operator import add
 
 from model.batch import SliceOutput, TokenLogprob
-from model.sampling_params import PARAMETERS, SamplingParams, Stage
+from model.sampling_params import SamplingParams
 from model.token_counts import TokenCounts
 from service.engine.messages import Admitted, Submit, Update
 from service.engine.scheduling.media import MediaTable
@@ -252,25 +252,8 @@ class Sequence:
         self.pooled = ()
 
 
-END_RULES: dict[str, tuple[str, Callable[[SamplingParams, int, int], bool]]] = {
-    "stop_token_ids": ("stop", lambda params, token, n: token in params.stop_tokens),
-    "max_tokens": ("length", lambda params, token, n: n >= params.max_tokens),
-}
-"""Parameter whose stage is the end -> the reason that it gives, and whether it ends an output with its n-th token."""
-_IN_THE_SERVICE = {"stop", "include_stop_str_in_output", "ignore_eos"}
-"""The service implements these: it knows the text, and the model's end tokens."""
-_IN_THE_SCHEDULER = {"prompt_lookup_num_tokens", "return_progress", "repetition_detection"}
-
-
 def ending(params: SamplingParams, token: int, n: int) -> str | None:
     """Return the reason to end an output with `token`, its n-th; None if the output goes on."""
-    for reason, applies in END_RULES.values():
-        if applies(params, token, n):
-            return reason
-    return None
-
-
-def unimplemented() -> set[str]:
-    """Return parameters that end the output or concern the scheduler, and that nothing implements."""
-    needed = {name for name, row in PARAMETERS.items() if row.stage in (Stage.END, Stage.SCHEDULE)}
-    return needed - _IN_THE_SERVICE - _IN_THE_SCHEDULER - END_RULES.keys()
+    if token in params.stop_tokens:
+        return "stop"
+    return "length" if n >= params.max_tokens else None

@@ -11,7 +11,7 @@ from model.machine import frames
 from model.machine.child import LOADING_SILENCE_SECONDS, SILENCE_SECONDS, STOPPED_SECONDS
 from service.engine.messages import PIECE, Beat, Failed, FromEngine, LoadModel, Ready, Stop, ToEngine, from_json, pieces
 from service.engine.prefixes.store import SAVE_SECONDS
-from service.engine.supervision.process import EngineHandle
+from service.engine.supervision.process import EngineProcess
 
 log = logging.getLogger("noria.engine")
 
@@ -38,7 +38,7 @@ class EngineConnection(asyncio.Protocol):
     one. It writes a long message piece by piece, as fast as the engine reads it.
     """
 
-    def __init__(self, engine: EngineHandle) -> None:
+    def __init__(self, engine: EngineProcess) -> None:
         self.ready = False
         self.failure: str | None = None
         self.ended = asyncio.get_running_loop().create_future()

@@ -4,7 +4,6 @@ import contextlib
 import socket
 import subprocess
 from concurrent.futures import Future
-from typing import Protocol
 
 from model.machine import frames
 from model.machine.child import ending, is_stopped
@@ -13,34 +12,6 @@ from service.engine.supervision.zygote import Zygote
 
 END_SECONDS = 10.0
 """Time for a killed process to end. A process that the system holds longer is left behind."""
-
-
-class EngineHandle(Protocol):
-    """One engine, from its start to its end."""
-
-    def spawn(self) -> socket.socket:
-        """Start the engine; returns the service's end of the wire. Raises OSError if the machine cannot start it."""
-        ...
-
-    @property
-    def started(self) -> bool:
-        """Return whether there is, or was, a process."""
-        ...
-
-    def stopped(self) -> bool:
-        """Return whether a signal has stopped the engine, where the system can tell."""
-        ...
-
-    def kill(self) -> None:
-        """End the engine at once, whatever it is doing. Does not wait."""
-        ...
-
-    def wait(self) -> str:
-        """Wait for the end of an engine that was killed; returns how it ended, for the log.
-
-        Blocks, so never on the event loop, and not for ever: a process can be stuck in the system.
-        """
-        ...
 
 
 class EngineProcess:
@@ -61,6 +32,7 @@ class EngineProcess:
 
     @property
     def started(self) -> bool:
+        """Return whether there is, or was, a process."""
         done = self._process.done() and not self._process.cancelled()
         return done and self._process.exception() is None
 
@@ -73,14 +45,16 @@ class EngineProcess:
         return ours
 
     def stopped(self) -> bool:
+        """Return whether a signal has stopped it, where the system can tell."""
         return self.pid is not None and is_stopped(self.pid)
 
     def kill(self) -> None:
-        """Kill it. One that is not forked yet ends by itself, because its wire is closed."""
+        """Kill it, whatever it is doing. One that is not forked yet ends by itself, because its wire is closed."""
         if self.started:
             self._process.result().kill()
 
     def wait(self) -> str:
+        """Wait for its end after `kill`; returns how it ended, for the log. Blocks, so never on the event loop."""
         if self._process.cancel() or self._process.cancelled():
             return "it was not started"
         try:

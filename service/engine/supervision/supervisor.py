@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, NoReturn
 from model.errors import NoriaError
 from service.engine.messages import FromEngine, LoadModel
 from service.engine.supervision.connection import EngineConnection, Patience
-from service.engine.supervision.process import EngineHandle
+from service.engine.supervision.process import EngineProcess
 from service.engine.supervision.zygote import backoff
 
 log = logging.getLogger("noria.engine")
@@ -40,7 +40,7 @@ class Supervisor:
 
     def __init__(
         self,
-        new_engine: Callable[[], EngineHandle],
+        new_engine: Callable[[], EngineProcess],
         take: Callable[[FromEngine], None],
         on_end: Callable[[], None],
         patience: Patience,

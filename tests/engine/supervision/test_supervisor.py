@@ -14,7 +14,7 @@ from model.errors import NoriaError
 from service.engine.client import EngineClient
 from service.engine.mailbox import EngineUnavailable
 from service.engine.supervision import supervisor
-from service.engine.supervision.process import EngineHandle
+from service.engine.supervision.process import EngineProcess
 from tests import fakes
 from tests.engine.driving import expected
 from tests.engine.hosting import OPTIONS, PARAMS, Hosts, collect, process, thread, until, with_client
@@ -52,7 +52,7 @@ def unstartable() -> EngineThread:
 
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("kind", [lambda: process("create_exiting"), lambda: thread("create_broken")])
-def test_five_failed_loads_in_a_row_end_the_supervision(kind: Callable[[], EngineHandle]) -> None:
+def test_five_failed_loads_in_a_row_end_the_supervision(kind: Callable[[], EngineProcess]) -> None:
     hosts = Hosts(thread, unstartable, kind, kind, thread, unstartable, kind)
 
     async def body(client: EngineClient) -> None:

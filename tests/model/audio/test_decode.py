@@ -10,7 +10,7 @@ import soxr
 
 from model.audio.decode import BLOCK, decode
 from model.audio.sizes import RATE
-from model.errors import AudioError
+from model.errors import MediaError
 from tests.model.audio.files import SPOKEN, SUBTYPES, damaged, saved, speech, wav, without_length
 
 LONG = 3600
@@ -116,7 +116,7 @@ def test_files_without_a_length_are_read_as_far_as_they_go() -> None:
 )
 def test_no_part_of_a_file_is_left_out(data: bytes) -> None:
     """libsndfile leaves a page out whose checksum is wrong, and libmpg123 gives up behind what is no frame."""
-    with pytest.raises(AudioError, match="is damaged or truncated"):
+    with pytest.raises(MediaError, match="is damaged or truncated"):
         decode(data, LONG)
 
 

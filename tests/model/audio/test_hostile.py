@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from model.audio.decode import UNKNOWN, decode
-from model.errors import AudioError
+from model.errors import MediaError
 from tests.model.audio.files import (
     SUBTYPES,
     id3,
@@ -26,7 +26,7 @@ FRAME = b"\xff\xfb\x90\x64"
 
 
 def refused(data: bytes, max_seconds: float = 100) -> str:
-    with pytest.raises(AudioError) as caught:
+    with pytest.raises(MediaError) as caught:
         decode(data, max_seconds)
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -118,7 +118,7 @@ def test_seconds_are_counted_while_they_are_decoded() -> None:
     data = saved(speech(10), kind="MP3")
     assert refused(data, 9.9) == "lasts 10.0 s; the limit is 9.9 s"
     cut = data[data.index(data[:2], 400) :]  # without Xing's header
-    with suppress(AudioError):
+    with suppress(MediaError):
         assert len(decode(cut, 9.9)) <= 9.9 * 16_000
 
 
@@ -144,5 +144,5 @@ def test_a_damaged_file_is_audio_or_an_error(kind: str) -> None:
     data = saved(speech(0.3), kind=kind)
     for place in {*range(0, 200, 7), *range(0, len(data), 97)} & {*range(len(data))}:
         for damaged in (data[:place], data[:place] + bytes([data[place] ^ 255]) + data[place + 1 :]):
-            with suppress(AudioError):
+            with suppress(MediaError):
                 assert np.isfinite(decode(damaged, 1)).all()

@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 from PIL import Image
 
-from model.errors import ImageError
+from model.errors import MediaError
 from model.images.decode import decode
 from model.media import ImageFormat
 from tests.model.images.files import END, SIGNATURE, chunk, gif, header, noise, png, progressive, saved, webp
@@ -18,7 +18,7 @@ BOMB = zlib.compress(bytes(2**27), 9)  # 130 KB
 
 
 def refused(data: bytes, max_pixels: int = 2**20) -> str:
-    with pytest.raises(ImageError) as caught:
+    with pytest.raises(MediaError) as caught:
         decode(data, FORMAT, max_pixels)
     return str(caught.value)
 
@@ -77,11 +77,11 @@ def test_a_damaged_file_is_an_image_or_an_error(kind: str) -> None:
     for place in range(len(data)):
         try:
             decode(data[:place], FORMAT, 1000)
-        except ImageError:
+        except MediaError:
             continue
         assert place > len(data) - 24, f"{place} of {len(data)} bytes are enough"
     for place in range(len(data)):
-        with suppress(ImageError):
+        with suppress(MediaError):
             found = decode(data[:place] + bytes([data[place] ^ 255]) + data[place + 1 :], FORMAT, 1000)
             assert len(found.pixels) == found.rows * found.columns * 4 * 4 * 3
 

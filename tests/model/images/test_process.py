@@ -7,11 +7,10 @@ from unittest import mock
 
 import pytest
 
-from model.errors import ImageError
-from model.images.client import ImageProcess
+from model.errors import MediaError
 from model.images.decode import decode
-from model.images.process import LONG, SHORT
-from model.machine.decoding import limited
+from model.images.process import LIMITS
+from model.machine.decoding import DecodingProcess, limited
 from model.machine.helper import ProcessLost
 from model.machine.limits import Timer
 from model.media import ImageFormat
@@ -25,29 +24,30 @@ SLOW = progressive(2**10, 200_000)
 
 
 @pytest.fixture
-def process() -> Iterator[ImageProcess]:
-    started = ImageProcess(MAX_PIXELS)
+def process() -> Iterator[DecodingProcess]:
+    started = DecodingProcess("images", MAX_PIXELS)
     yield started
     started.end()
 
 
-def test_pixels_come_back_as_they_were_decoded(process: ImageProcess) -> None:
+def test_pixels_come_back_as_they_were_decoded(process: DecodingProcess) -> None:
     large = saved(noise(250, 250))
     for data in (IMAGE, large, IMAGE):
-        assert process.decode(data, FORMAT) == decode(data, FORMAT, MAX_PIXELS)
+        answer, pixels = process.decode(data, FORMAT)
+        assert (answer["rows"], answer["columns"], pixels) == decode(data, FORMAT, MAX_PIXELS)
 
 
-def test_a_bad_image_is_an_answer(process: ImageProcess) -> None:
-    with pytest.raises(ImageError, match="has 1024 x 1025 = 1049600 pixels; the limit is 1048576"):
+def test_a_bad_image_is_an_answer(process: DecodingProcess) -> None:
+    with pytest.raises(MediaError, match="has 1024 x 1025 = 1049600 pixels; the limit is 1048576"):
         process.decode(header(1024, 1025) + END, FORMAT)
-    with pytest.raises(ImageError, match="has 16384 x 16384"):
+    with pytest.raises(MediaError, match="has 16384 x 16384"):
         process.decode(webp((2**14, 2**14)), FORMAT)
-    with pytest.raises(ImageError, match="damaged"):
+    with pytest.raises(MediaError, match="damaged"):
         process.decode(IMAGE[:-100], FORMAT)
-    assert process.decode(IMAGE, FORMAT).rows == 3
+    assert process.decode(IMAGE, FORMAT)[0]["rows"] == 3
 
 
-def test_an_image_that_takes_too_long_ends_it(process: ImageProcess) -> None:
+def test_an_image_that_takes_too_long_ends_it(process: DecodingProcess) -> None:
     with pytest.raises(ProcessLost, match="SIGPROF") as caught:
         process.decode(SLOW, FORMAT)
     assert caught.value.by_limits
@@ -58,19 +58,19 @@ def test_the_time_of_an_image_depends_on_its_own_pixels() -> None:
     """The header has a limit of its own, then the pixels add to it."""
     timer, armed = Timer(), []
     with mock.patch.object(signal, "setitimer", lambda kind, seconds: armed.append(seconds)):
-        for limit in (SHORT, LONG):
+        for limit in (LIMITS.short, LIMITS.long):
             with limited(timer, limit) as add_pixels:
                 add_pixels(10**6)
     assert armed == pytest.approx([0.25, 0.27, 0.25, 0, 1.0, 1.15, 1.0, 0])
 
 
-def test_an_image_that_takes_too_much_memory_ends_it(process: ImageProcess) -> None:
+def test_an_image_that_takes_too_much_memory_ends_it(process: DecodingProcess) -> None:
     with pytest.raises(ProcessLost, match="SIGABRT") as caught:
         process.decode(texts(), FORMAT)
     assert caught.value.by_limits
 
 
-def test_the_first_image_finds_pillow_loaded(process: ImageProcess) -> None:
+def test_the_first_image_finds_pillow_loaded(process: DecodingProcess) -> None:
     maps = Path(f"/proc/{process.pid}/maps").read_text()
     assert "_imaging." in maps
     assert "_webp." in maps

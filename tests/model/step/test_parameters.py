@@ -7,15 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.batch import PoolSpec, RunnerInfo, Slice
+from model.batch import Slice
 from model.kernels import cuda as triton
 from model.kernels.cpu import native, records
 from model.loading import load_from
 from model.options import RunnerOptions
 from model.sampling_params import PARAMETERS, SamplingParams, Stage
 from model.step import distribution, head, sampler
-from service.engine.scheduling import sequence
-from service.engine.scheduling.scheduler import Scheduler
 from tests.model.driving import checkpoint, tiny
 
 VOCABULARY = 64
@@ -67,13 +65,13 @@ def test_the_compiled_kernel_knows_each_parameter_of_the_distribution() -> None:
     assert stage == {"temperature", "seed", *({"min_p", "top_p", "top_k"} & set(records.sampling().names or ()))}
 
 
-@pytest.mark.parametrize("like", ["max_tokens", "prompt_lookup_num_tokens"])
-def test_a_forgotten_parameter_stops_the_scheduler(like: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = replace(PARAMETERS[like], name="forgotten")
-    monkeypatch.setattr(sequence, "PARAMETERS", {**PARAMETERS, "forgotten": row})
-    info = RunnerInfo(4, (PoolSpec(None, 8),), 32, 7, 3, 64, 512, {})
-    with pytest.raises(NotImplementedError, match="the scheduler does not implement forgotten"):
-        Scheduler(info, max_sequences=1, max_step_tokens=8)
+def test_each_parameter_that_ends_or_schedules_is_implemented() -> None:
+    """A new one belongs into one of these sets, beside its code."""
+    in_ending = {"stop_token_ids", "max_tokens"}
+    in_the_scheduler = {"prompt_lookup_num_tokens", "return_progress", "repetition_detection"}
+    in_the_service = {"stop", "include_stop_str_in_output", "ignore_eos"}  # it knows text and end tokens
+    stages = {name for name, row in PARAMETERS.items() if row.stage in (Stage.END, Stage.SCHEDULE)}
+    assert stages <= in_ending | in_the_scheduler | in_the_service
 
 
 @pytest.mark.parametrize("like", ["logit_bias", "min_p", "logprobs"])

@@ -14,7 +14,7 @@ from service.api.responses.body import ResponsesBody
 from service.api.responses.shape import ResponseShape
 from service.commands.chat.display import cut_note
 from service.engine.messages import FINISHES as OF_SEQUENCES
-from service.engine.scheduling.sequence import END_RULES
+from service.engine.scheduling.sequence import ending
 from service.generation.choice import Delta
 from service.generation.finish import CALLS, FINISHES
 from service.generation.usage import Usage
@@ -29,7 +29,7 @@ def test_every_reason_of_a_sequence_has_a_row_and_an_outcome() -> None:
     assert [*OF_SEQUENCES, CALLS] == [*FINISHES]
     assert set(OF_SEQUENCES) <= set(OUTCOMES)
     params = SamplingParams(stop_token_ids=(7,), max_tokens=3)
-    reasons = {reason for reason, applies in END_RULES.values() if applies(params, 7, 3)}
+    reasons = {ending(params, 7, 1), ending(params, 8, 3)}
     assert reasons == {"stop", "length"} <= set(OF_SEQUENCES)
 
 
@@ -57,7 +57,7 @@ def test_whoever_shows_answers_says_which_are_incomplete() -> None:
 )
 def test_other_dialects_have_their_own_words(finish: str, reason: str, status: str, why: dict[str, str] | None) -> None:
     record = RequestRecord("1", "POST", "/", None, Policy())
-    *_, ending, _ = MessageShape(record, AllowedCalls()).chunks(0, Delta("a", finish=finish), Usage())
-    assert ending["delta"]["stop_reason"] == reason
+    *_, message, _ = MessageShape(record, AllowedCalls()).chunks(0, Delta("a", finish=finish), Usage())
+    assert message["delta"]["stop_reason"] == reason
     last = ResponseShape(ResponsesBody.model_construct(), "m").chunks(0, Delta("a", finish=finish), Usage())[-1]
     assert (last["type"], last["response"]["incomplete_details"]) == (f"response.{status}", why)

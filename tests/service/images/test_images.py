@@ -14,9 +14,8 @@ from typing import Any, TypeVar
 import pytest
 from PIL import Image
 
-from model.images.client import ImageProcess
-from model.images.sizes import Pixels
 from model.machine import helper
+from model.machine.decoding import DecodingProcess, Fields
 from model.machine.helper import ProcessLost
 from model.media import ImageFormat
 from service.errors.errors import ApiError, InvalidRequest, Unavailable
@@ -165,19 +164,19 @@ def test_a_refused_image_costs_no_process_when_it_comes_again(decoder: Decoding)
 
 def before_each(monkeypatch: pytest.MonkeyPatch, call: Callable[[bool, bytes], None]) -> None:
     """Call this before a process decodes, with whether it is patient, and the file."""
-    start, decode = ImageProcess.__init__, ImageProcess.decode
-    patient: set[ImageProcess] = set()
+    start, decode = DecodingProcess.__init__, DecodingProcess.decode
+    patient: set[DecodingProcess] = set()
 
-    def started(self: ImageProcess, max_pixels: int, **options: Any) -> None:
-        start(self, max_pixels, **options)
+    def started(self: DecodingProcess, *args: Any, **options: Any) -> None:
+        start(self, *args, **options)
         patient.update([self] if options["patient"] else [])
 
-    def decoding(self: ImageProcess, data: bytes, format: ImageFormat) -> Pixels:
+    def decoding(self: DecodingProcess, data: bytes, format: ImageFormat) -> tuple[Fields, bytes]:
         call(self in patient, data)
         return decode(self, data, format)
 
-    monkeypatch.setattr(ImageProcess, "__init__", started)
-    monkeypatch.setattr(ImageProcess, "decode", decoding)
+    monkeypatch.setattr(DecodingProcess, "__init__", started)
+    monkeypatch.setattr(DecodingProcess, "decode", decoding)
 
 
 def test_an_image_that_needs_the_long_limit_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,6 @@ from model.checkpoint.generation_config import GenerationDefaults
 from model.grammar.compiler import Compiler
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
-from model.tokenizers.pieces import bytes_of
 from service.api.openai.chat import ChatBody, ToolsBody
 from service.api.prompt import chat_request
 from service.generation.served import ServedModel
@@ -89,7 +88,7 @@ def consumed(version: Version, tokens: Sequence[int], **fields: Any) -> bool:
 
 def text_of(version: Version, tokens: Sequence[int]) -> str:
     """The text as the service reads it: with the control tokens that the style needs."""
-    visible = bytes_of(version.tokenizer, keep_control=version.style.control(version.tokenizer))
+    visible = version.tokenizer.bytes_of(keep_control=version.style.control(version.tokenizer))
     return b"".join(map(visible, tokens)).decode()
 
 
@@ -222,7 +221,7 @@ def test_marks_of_calls_that_are_tokens_are_written_and_read(special: bool, tmp_
         body = ToolsBody.model_validate({"tools": TOOLS, "tool_choice": choice})
         matcher = compiler.compile(call_constraint(body.calls, style, tokenizer).serialized())
         assert matcher.try_consume_tokens([*tokens, END]) == len(tokens) + 1
-    visible = bytes_of(tokenizer, keep_control=style.control(tokenizer))
+    visible = tokenizer.bytes_of(keep_control=style.control(tokenizer))
     _, (call,) = gathered(CallReader(style), b"".join(map(visible, tokens)).decode())
     assert call["function"]["name"] == "time_now"
 

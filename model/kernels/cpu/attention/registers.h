@@ -44,10 +44,7 @@ INLINE void prefetch_half(const char *soon, int rows, int dim) {
 INLINE void score_by_tiles(const int two, const product_t *p, int row, int dim) {
     const char *a = (const char *)(p->a + row * p->a_row);
     for (int page = p->from; page < p->end; page++) {
-        TILE_ZERO(0);
-        TILE_ZERO(1);
-        TILE_ZERO(2);
-        TILE_ZERO(3);
+        ZERO_SUMS();
         for (int d = 0; d < dim; d += 32) step_tiles(two, a + d * 2, p->a_row * 4, p->b[page] + d / 2 * p->stride, p->stride);
         store_tiles(two, p->y + row * p->y_stride + page * PAGE, p->y_stride);
     }

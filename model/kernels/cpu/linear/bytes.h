@@ -7,11 +7,9 @@ INLINE vf scaled(const call *c, int row, vi sums) { return __builtin_convertvect
 
 #if defined(AMX)
 
-enum { ROWS_A_BLOCK = 32, SIDES = 4 };
-
 /* The sums of 32 rows and two blocks: tiles 0 and 1 of the upper 16 rows, 2 and 3 of the lower. `high` counts 128 x. */
 typedef struct {
-    int32_t low[SIDES][16][BLOCK], high[SIDES][16][BLOCK];
+    int32_t low[STRIP_BLOCKS][16][BLOCK], high[STRIP_BLOCKS][16][BLOCK];
     int row, block, has_high;
 } byte_sums;
 
@@ -34,21 +32,6 @@ INLINE void finish_part(const call *c, const byte_sums *s, int k) {
     finish_tile(c, s, t, s->row + t / 2 * 16, s->block + t % 2, half, half + 8);
 }
 
-/* One step of 64 channels of a square, from group g of `x`. */
-#define SQUARE_STEP(x, g) \
-    do { \
-        const int8_t *rows = (x) + (g) * 1024; \
-        const uint8_t *left = w + (g) * 1024; \
-        TILE_LOAD(4, rows, 64); \
-        TILE_LOAD(6, left, 64); \
-        TILE_BYTES(0, 4, 6); \
-        TILE_LOAD(7, left + next, 64); \
-        TILE_BYTES(1, 4, 7); \
-        TILE_LOAD(5, rows + next, 64); \
-        TILE_BYTES(2, 5, 6); \
-        TILE_BYTES(3, 5, 7); \
-    } while (0)
-#define ZERO_SQUARE() do { TILE_ZERO(0); TILE_ZERO(1); TILE_ZERO(2); TILE_ZERO(3); } while (0)
 #define STORE_SQUARE(sums) \
     do { \
         TILE_STORE(0, sums[0], 64); \
@@ -76,16 +59,22 @@ INLINE void square_bytes(const call *c, int row, int block, const uint8_t *outli
     const uint8_t *w = c->w->packed + block * next;
     const int64_t x = bytes_at(c, row, 0);
     int part = 0;
+#define STEP_AT(x, g) \
+    do { \
+        const int8_t *rows = (x) + (g) * 1024; \
+        const uint8_t *left = w + (g) * 1024; \
+        SQUARE_STEP(TILE_BYTES, rows, rows + next, left, left + next); \
+    } while (0)
     now->row = row, now->block = block, now->has_high = outliers != 0;
     if (outliers) {
-        ZERO_SQUARE();
+        ZERO_SUMS();
         for (int g = 0; g < c->n_groups; g++)
-            if (outliers[g]) SQUARE_STEP(c->high + x, g);
+            if (outliers[g]) STEP_AT(c->high + x, g);
         STORE_SQUARE(now->high);
     }
-    ZERO_SQUARE();
+    ZERO_SUMS();
     for (int g = 0; g < c->n_groups; g++) {
-        SQUARE_STEP(c->q + x, g);
+        STEP_AT(c->q + x, g);
         if (before && part < 8) finish_part(c, before, part++);
     }
     STORE_SQUARE(now->low);
@@ -97,41 +86,34 @@ static void strip_bytes(const call *c, int R, int row, int block, int C, const u
     const int64_t next = (int64_t)c->n_groups * 1024;
     const uint8_t *w = c->w->packed + block * next;
     s->has_high = outliers != 0;
-#define ADD(t, from) \
-    if (t < C) { \
-        TILE_LOAD(from, w + t * next + g * 1024, 64); \
-        TILE_BYTES(t, 4, from); \
-    }
 #define STRIP(x, active, sums) \
-    ZERO_SQUARE(); \
+    ZERO_SUMS(); \
     for (int g = 0; g < c->n_groups; g++) { \
         if (!(active)) continue; \
-        TILE_LOAD(4, (x) + bytes_at(c, row, g), 64); \
-        ADD(0, 6) ADD(1, 7) ADD(2, 6) ADD(3, 7) \
+        STRIP_STEP(TILE_BYTES, C, (x) + bytes_at(c, row, g), w, next, g * 1024); \
     } \
     STORE_SQUARE(sums);
     if (outliers) { STRIP(c->high, outliers[g], s->high) }
     STRIP(c->q, 1, s->low)
 #undef STRIP
-#undef ADD
     for (int t = 0; t < C; t++) finish_tile(c, s, t, row, block + t, 0, R);
 }
 
 /* Computes rows top..end-1 of blocks first..last-1. `top` is a multiple of 16. The weights of two blocks stay in the
  * cache for all rows. */
 static void all_bytes(const call *c, int first, int last, int top, int end, int thread) {
-    const int whole = end - (end - top) % ROWS_A_BLOCK, even = last - (last - first) % 2;
+    const int whole = end - (end - top) % SQUARE_ROWS, even = last - (last - first) % 2;
     byte_sums sums[2] __attribute__((aligned(64))), *now = sums, *before = 0;
     uint8_t *outliers = noria_memory(thread); /* [squares][groups] */
-    const uint8_t *of[TASK_ROWS / ROWS_A_BLOCK];
-    for (int i = 0; i < (whole - top) / ROWS_A_BLOCK; i++) {
+    const uint8_t *of[TASK_ROWS / SQUARE_ROWS];
+    for (int i = 0; i < (whole - top) / SQUARE_ROWS; i++) {
         uint8_t *groups = outliers + i * c->n_groups;
-        of[i] = outlier_groups(c, top + i * ROWS_A_BLOCK, ROWS_A_BLOCK, groups) ? groups : 0;
+        of[i] = outlier_groups(c, top + i * SQUARE_ROWS, SQUARE_ROWS, groups) ? groups : 0;
     }
     if (end - top >= 16) configure_tiles(16, 64);
     for (int block = first; block < even; block += 2)
-        for (int row = top; row < whole; row += ROWS_A_BLOCK) {
-            square_bytes(c, row, block, of[(row - top) / ROWS_A_BLOCK], now, before);
+        for (int row = top; row < whole; row += SQUARE_ROWS) {
+            square_bytes(c, row, block, of[(row - top) / SQUARE_ROWS], now, before);
             before = now, now = sums + (now == sums);
         }
     for (int part = 0; before && part < 8; part++) finish_part(c, before, part);
@@ -141,8 +123,8 @@ static void all_bytes(const call *c, int first, int last, int top, int end, int 
         if (from == last) continue;
         if (R < 16) configure_tiles(R, 64);
         const uint8_t *groups = outlier_groups(c, row, R, outliers) ? outliers : 0;
-        for (int block = from; block < last; block += SIDES)
-            strip_bytes(c, R, row, block, (int)least_of(SIDES, last - block), groups, sums);
+        for (int block = from; block < last; block += STRIP_BLOCKS)
+            strip_bytes(c, R, row, block, (int)least_of(STRIP_BLOCKS, last - block), groups, sums);
     }
     release_tiles();
 }

@@ -7,8 +7,6 @@
 
 #if defined(AMX)
 
-enum { ROWS_A_SQUARE = 32, BLOCKS_A_STRIP = 4 };
-
 /* Where results of a block are stored from a tile: no other block shares their memory, and nothing is added. Rows 4096
  * bytes apart meet in one set of the cache: a store then takes eight times as long. */
 INLINE int stores_tiles(const call *c, int block) {
@@ -28,24 +26,15 @@ static void finish_sums(const call *c, int R, int row, int block, float sums[][B
     if (stores_tiles(c, block)) TILE_STORE(t, c->y + (row) * c->y_stride + (block) * BLOCK, c->y_stride * 4); \
     else TILE_STORE(t, sums, 64);
 
-/* 32 rows and two blocks: each tile of activations and of weights is loaded for two products. */
+/* 32 rows and two blocks. */
 static void square(const call *c, int row, int block) {
     const int steps = 2 * c->n_groups;
     const int64_t next = (int64_t)c->n_groups * RECORD(BF16);
     const uint8_t *w0 = c->w->packed + block * next, *w1 = w0 + next;
     const char *x0 = activations(c, row, 0), *x1 = activations(c, row + 16, 0);
     float sums[4][16][BLOCK] __attribute__((aligned(64)));
-    TILE_ZERO(0); TILE_ZERO(1); TILE_ZERO(2); TILE_ZERO(3);
-    for (int s = 0; s < steps; s++, x0 += 1024, x1 += 1024, w0 += 1024, w1 += 1024) {
-        TILE_LOAD(4, x0, 64);
-        TILE_LOAD(6, w0, 64);
-        TILE_PAIRS(0, 4, 6);
-        TILE_LOAD(7, w1, 64);
-        TILE_PAIRS(1, 4, 7);
-        TILE_LOAD(5, x1, 64);
-        TILE_PAIRS(2, 5, 6);
-        TILE_PAIRS(3, 5, 7);
-    }
+    ZERO_SUMS();
+    for (int s = 0; s < steps; s++, x0 += 1024, x1 += 1024, w0 += 1024, w1 += 1024) SQUARE_STEP(TILE_PAIRS, x0, x1, w0, w1);
     STORE_RESULTS(0, row, block, sums[0])
     STORE_RESULTS(1, row, block + 1, sums[1])
     STORE_RESULTS(2, row + 16, block, sums[2])
@@ -60,39 +49,30 @@ static void strip(const call *c, int R, int row, int block, int C) {
     const int64_t next = (int64_t)c->n_groups * RECORD(BF16);
     const uint8_t *w = c->w->packed + block * next;
     const char *x = activations(c, row, 0);
-    float sums[BLOCKS_A_STRIP][16][BLOCK] __attribute__((aligned(64)));
-#define ADD(t, from) \
-    if (t < C) { \
-        TILE_LOAD(from, w + t * next, 64); \
-        TILE_PAIRS(t, 4, from); \
-    }
+    float sums[STRIP_BLOCKS][16][BLOCK] __attribute__((aligned(64)));
 #define RESULTS(t) \
     if (t < C) { STORE_RESULTS(t, row, block + t, sums[t]) }
-    TILE_ZERO(0); TILE_ZERO(1); TILE_ZERO(2); TILE_ZERO(3);
-    for (int s = 0; s < steps; s++, x += R * 64, w += 1024) {
-        TILE_LOAD(4, x, 64);
-        ADD(0, 6) ADD(1, 7) ADD(2, 6) ADD(3, 7)
-    }
+    ZERO_SUMS();
+    for (int s = 0; s < steps; s++, x += R * 64, w += 1024) STRIP_STEP(TILE_PAIRS, C, x, w, next, 0);
     RESULTS(0) RESULTS(1) RESULTS(2) RESULTS(3)
-#undef ADD
 #undef RESULTS
     for (int t = 0; t < C; t++)
         if (!stores_tiles(c, block + t)) finish_sums(c, R, row, block + t, sums[t]);
 }
 
 static void strips(const call *c, int R, int row, int first, int last) {
-    for (int block = first; block < last; block += BLOCKS_A_STRIP)
-        strip(c, R, row, block, (int)least_of(BLOCKS_A_STRIP, last - block));
+    for (int block = first; block < last; block += STRIP_BLOCKS)
+        strip(c, R, row, block, (int)least_of(STRIP_BLOCKS, last - block));
 }
 
 /* Computes rows top..end-1 of blocks first..last-1. `top` is a multiple of 16. The weights of two blocks stay in the
  * cache for all rows. */
 static void all_pairs(const call *c, int first, int last, int top, int end) {
-    const int whole = end - (end - top) % ROWS_A_SQUARE, even = last - (last - first) % 2;
+    const int whole = end - (end - top) % SQUARE_ROWS, even = last - (last - first) % 2;
     int row = whole;
     if (end - top >= 16) configure_tiles(16, 64);
     for (int block = first; block < even; block += 2)
-        for (int r = top; r < whole; r += ROWS_A_SQUARE) square(c, r, block);
+        for (int r = top; r < whole; r += SQUARE_ROWS) square(c, r, block);
     for (int r = top; even < last && r < whole; r += 16) strip(c, 16, r, even, 1);
     if (end - row >= 16) strips(c, 16, row, first, last), row += 16;
     if (row < end) configure_tiles(end - row, 64), strips(c, end - row, row, first, last);

@@ -47,9 +47,9 @@ COMPILED(Q8_MIN, QUAD_SHAPES)
 COMPILED(Q4, QUAD_SHAPES)
 COMPILED(Q4_MIN, QUAD_SHAPES)
 #if defined(AMX)
-static const shape shapes_BF16[] = {{1, BLOCKS_A_STRIP, 0}}; /* `all_pairs` divides its tasks itself */
-static const shape shapes_INT8[] = {{1, BLOCKS_A_STRIP, 0}}; /* so does `all_bytes` */
-#define BF16_TILES {{1, BLOCKS_A_STRIP}, {1, BLOCKS_A_STRIP}, {1, BLOCKS_A_STRIP}}
+static const shape shapes_BF16[] = {{1, STRIP_BLOCKS, 0}}; /* `all_pairs` divides its tasks itself */
+static const shape shapes_INT8[] = {{1, STRIP_BLOCKS, 0}}; /* so does `all_bytes` */
+#define BF16_TILES {{1, STRIP_BLOCKS}, {1, STRIP_BLOCKS}, {1, STRIP_BLOCKS}}
 #undef INT8_TILES
 #define INT8_TILES BF16_TILES
 #else
