@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from model.machine import helper
+from service.structured import constraint
 from tests.faults import FAULTS, descriptors, every_fault, failing, helpers, offspring
 from tests.service.live import Live, refused
 from tests.waiting import ended, eventually, strike
@@ -184,3 +185,15 @@ def test_a_form_that_breaks_two_processes_is_refused_and_is_no_word_of_the_compi
         assert len(started) == n_started
     served(live)
     assert len(started) == 3, "the process that the form broke is replaced"
+
+
+def test_a_form_that_takes_long_is_tried_apart(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that all share gives it up, so that no other form waits behind it."""
+    served(live)
+    monkeypatch.setattr(constraint, "TRY_SECONDS", 0.001)
+    without_process()
+    names = {f"name{n}": {"type": "string", "pattern": f"^{n}[a-z]+$"} for n in range(300)}
+    body = {"prompt": "x", "max_tokens": 3, "guided_json": {"type": "object", "properties": names}}
+    response = live.post("/v1/completions", body)
+    assert response.status_code == 200, response.text
+    assert helpers(PROCESS) == [], "the shared process has ended, that of the form too"
