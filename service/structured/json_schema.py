@@ -17,12 +17,13 @@ from typing import Any, TypeGuard
 from model.errors import quoted
 from service.schema.fields import Json
 from service.structured.proofs import as_list
-from service.structured.rewriting import MAPS, inner, rewritten, tag
+from service.structured.rewriting import CONDITION, MAPS, inner, rewritten, tag
 from service.structured.strings import PATTERNS, formatted, patterned
 
 JOINED = ("if", "not", "dependencies", "dependentRequired", "dependentSchemas", "unevaluatedProperties")
 CHOOSING = ("allOf", "oneOf")
 LOWER, UPPER = ("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")
+LIMITS = frozenset((*LOWER, *UPPER))
 BOUNDS = ((*LOWER, UPPER, 1), (*UPPER, LOWER, -1))
 LEAST_STEP = 1e-9
 MAX_EXACT = 2**53
@@ -31,12 +32,18 @@ LARGEST = 2**63 - 2**10
 COUNTS_OTHERS = ("additionalProperties", "minProperties")
 
 COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-SHAPES: Mapping[str, tuple[type, str]] = {
+SHAPES: Mapping[str, tuple[Any, str]] = {
     **dict.fromkeys(("oneOf", "anyOf", "allOf", "enum"), (list, "a list")),
     **dict.fromkeys(MAPS, (dict, "an object")),
     **dict.fromkeys(COUNTS, (int, "a whole number")),
+    **dict.fromkeys(("not", *CONDITION), (dict | bool, "a schema")),
+    "type": (str | list, "a name or names"),
 }
-"""Keywords that the rules read, and the types of their values."""
+PARTS: Mapping[str, Any] = {
+    **dict.fromkeys(("oneOf", "anyOf", "allOf"), dict | bool),
+    **dict.fromkeys(("required", "type"), str),
+}
+"""Keywords that the rules read, and the types of their values and of what is in their lists."""
 FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", *PATTERNS)
 """The values of `format` that are enforced. In JSON Schema any other value is a remark."""
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -107,7 +114,7 @@ def bounded(schema: Json) -> Json:
     It misreads whole numbers whose other bound is less than 1 further from 0, as in "above 0, at most 0.5".
     """
     changed = dict(schema)
-    for name, inclusive, others, sign in BOUNDS:
+    for name, inclusive, others, sign in BOUNDS if LIMITS & schema.keys() else ():
         bound = changed.get(name)
         if not _is_number(bound) or bound != int(bound) or sign * bound < 0:
             continue
@@ -153,14 +160,15 @@ def exact(schema: Json) -> Json:
         for number in _numbers(changed.get(name)):
             if not _is_exact(number):
                 raise ValueError(f"{name} has the number {quoted(number)}, which has too many digits: use a string")
-    for name in (*LOWER, *UPPER):
-        if (bound := _number(changed, name)) is not None and abs(bound) > MAX_EXACT:
+    bounds = {name: bound for name in schema if name in LIMITS and (bound := _number(schema, name)) is not None}
+    for name, bound in bounds.items():
+        if abs(bound) > MAX_EXACT:
             changed[name] = _inward(name, bound)
     if changed.get("type") == "integer" and (step := _number(changed, "multipleOf")):
         changed["multipleOf"] = Fraction(repr(step)).numerator  # the whole ones among the multiples of a fraction
-    for low, high in product(LOWER, UPPER):
-        first, last = _number(schema, low), _number(schema, high)
-        if first is not None and last is not None and first <= last and changed[low] > changed[high]:
+    for low, high in product(bounds.keys() & LOWER, bounds.keys() & UPPER):
+        first, last = bounds[low], bounds[high]
+        if first <= last and changed[low] > changed[high]:
             raise ValueError(f"{low} {quoted(first)} and {high} {quoted(last)} have too many digits")
     return changed
 
@@ -213,16 +221,13 @@ RULES = (exact, bounded, countable, patterned, formatted)
 
 def shaped(schema: Json) -> Json:
     """Return the schema. Raises ValueError for a keyword whose value has another type, which would be no schema."""
-    for key, (kind, name) in SHAPES.items():
-        if key in schema and type(schema[key]) is not kind:
-            raise ValueError(f"{key} must be {name}, got {quoted(schema[key])}")
-    single = [(key, [schema[key]]) for key in ("not", "if", "then", "else") if key in schema]
-    for key, parts in (*single, *((key, schema[key]) for key in ("oneOf", "anyOf", "allOf") if key in schema)):
-        if any(not isinstance(part, dict | bool) for part in parts):
-            raise ValueError(f"{key} must have schemas, got {quoted(schema[key])}")
-    for key in ("required", "type"):
-        if any(not isinstance(name, str) for name in as_list(schema.get(key))) or isinstance(schema.get(key), dict):
-            raise ValueError(f"{key} must have names, got {quoted(schema[key])}")
+    for key, value in schema.items():
+        kind, name = SHAPES.get(key, (object, ""))
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise ValueError(f"{key} must be {name}, got {quoted(value)}")
+        part = PARTS.get(key, object)
+        if part is not object and not all(isinstance(one, part) for one in as_list(value)):
+            raise ValueError(f"{key} must have {'names' if part is str else 'schemas'}, got {quoted(value)}")
     return schema
 
 
