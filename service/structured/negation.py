@@ -39,8 +39,8 @@ def negated(proofs: Proofs, schema: Any, among: Facts, depth: int = MAX_DEPTH) -
     """
     if isinstance(schema, bool) or not schema:
         return schema is False
-    if not depth:
-        raise NotSupported("$ref")
+    if proofs.spend() or not depth:
+        raise NotSupported("too many schemas")
     if "$ref" in schema:
         if (target := proofs.target(schema["$ref"])) is None or len(schema) > 1:
             raise NotSupported("$ref")

@@ -24,7 +24,7 @@ RANGES = {
 """For each type the keywords of the least size and of the greatest, or of the least number and of the greatest."""
 MAX_DEPTH = 5
 """Schemas inside of schemas that a proof looks at: references may lead in a circle."""
-MAX_STEPS = 20_000
+MAX_STEPS = 4_000
 """Comparisons for one document, which take about 0.1 s. After them nothing more is proved."""
 
 
@@ -58,7 +58,7 @@ class Facts:
         for part in as_list(schema.get("allOf")):
             self._add(proofs, part, depth - 1)
 
-    @property
+    @cached_property
     def types(self) -> frozenset[str]:
         """Return the types that a value may have."""
         found = TYPES
@@ -67,13 +67,18 @@ class Facts:
             found &= {"number" if name == "integer" else name for name in names if isinstance(name, str)}
         return found if (values := self.values) is None else found & {*map(type_of, values)}
 
-    @property
+    @cached_property
     def values(self) -> list[Any] | None:
         """Return all values there may be, None if no list of them is known."""
         lists = ([schema["const"]] if "const" in schema else schema.get("enum") for schema in self.all)
         return next((values for values in lists if isinstance(values, list)), None)
 
-    @property
+    @cached_property
+    def texts(self) -> frozenset[str]:
+        """Return the texts among the values."""
+        return frozenset(value for value in self.values or () if isinstance(value, str))
+
+    @cached_property
     def required(self) -> set[str]:
         """Return names that an object has."""
         return {name for schema in self.all for name in as_list(schema.get("required")) if isinstance(name, str)}
@@ -89,7 +94,7 @@ class Facts:
                 found.append(schema["additionalProperties"])
         return found
 
-    @property
+    @cached_property
     def names(self) -> set[str] | None:
         """Return all names that an object may have, None if there may be any."""
         closing = (schema for schema in self.all if schema.get("additionalProperties") is False)
@@ -129,6 +134,11 @@ class Proofs:
     def _moved(self) -> bool:
         return any(_has_address(part) for part in _parts(self._root) if part is not self._root)
 
+    def spend(self) -> bool:
+        """Count a step; return whether it was one too many."""
+        self._left -= 1
+        return self._left < 0
+
     def target(self, reference: Any) -> Any:
         """Return the schema at a pointer into this document, None for any other reference."""
         if self._moved or not isinstance(reference, str) or not f"{reference}/".startswith("#/"):
@@ -147,10 +157,9 @@ class Proofs:
 
     def are_apart(self, one: Facts, other: Facts, depth: int = MAX_DEPTH) -> bool:
         """Return whether no value meets all conditions of both, as far as that is proved."""
-        self._left -= 1
         if one.impossible or other.impossible:
             return True
-        if not depth or self._left < 0:
+        if self.spend() or not depth:
             return False
         if all(self._differ(kind, one, other, depth) for kind in one.types & other.types):
             return True
@@ -180,12 +189,13 @@ class Proofs:
 
     def _meets(self, value: Any, facts: Facts, depth: int) -> bool:
         """Return whether a value may meet all conditions."""
-        self._left -= 1
         if facts.impossible or type_of(value) not in facts.types:
             return False
-        if not depth or self._left < 0:
+        if self.spend() or not depth:
             return True
-        if (values := facts.values) is not None and not any(same(value, other) for other in values):
+        if isinstance(value, str) and facts.values is not None and value not in facts.texts:
+            return False
+        if not isinstance(value, str) and not any(same(value, other) for other in facts.values or [value]):
             return False
         if isinstance(value, str) and any(matches(pattern, value) is False for pattern in facts.said("pattern")):
             return False

@@ -139,6 +139,8 @@ def _one_of(proofs: Proofs, schema: Json) -> Any:
     rest, branches = _without(schema, "oneOf", "discriminator"), as_list(schema["oneOf"])
     if (name := tag(schema)) is not None:
         branches = [{"allOf": [branch], "required": [name]} for branch in branches]
+    if len(branches) > MAX_CASES:
+        raise NotSupported("oneOf")
     facts, cases = [Facts(proofs, branch, [rest]) for branch in branches], list[Any]()
     for index, branch in enumerate(branches):
         near = [
@@ -242,10 +244,10 @@ def _unique(proofs: Proofs, schema: Json) -> Any:
     items, most = schema.get("items", True), schema.get("maxItems", MAX_CASES)
     if schema["uniqueItems"] is not True or most < 2:
         return _without(schema, "uniqueItems")
-    values = list[Any]()
-    for value in Facts(proofs, items).values or ():
+    listed, values = Facts(proofs, items).values or [], list[Any]()
+    for value in listed[: FEW**2]:
         values += [] if any(same(value, other) for other in values) else [value]
-    if not 0 < len(values) <= FEW or "prefixItems" in schema:
+    if not 0 < len(values) <= FEW or len(listed) > FEW**2 or "prefixItems" in schema:
         raise NotSupported("uniqueItems")
     lengths = range(schema.get("minItems", 0), min(most, len(values)) + 1)
     lists = [[*chosen] for n in lengths for chosen in permutations(values, n)]
