@@ -223,10 +223,11 @@ class FakeRunner:
 
     def _page(self, pool: int, page: int, block: int, adapter: int) -> Page:
         """The page for this block. Nobody may read what another block has left in it, but for garbage."""
-        held = self._content.get((pool, page), Page(block, adapter, [NOTHING] * self.info.page_size))
-        if held[:2] != (block, adapter):
-            held = Page(block, adapter, [GARBAGE if token == GARBAGE else NOTHING for token in held.tokens])
-        self._content[pool, page] = held
+        held = self._content.get((pool, page))
+        if held is None or held.block != block or held.adapter != adapter:
+            left = held.tokens if held else [NOTHING] * self.info.page_size
+            held = Page(block, adapter, [GARBAGE if token == GARBAGE else NOTHING for token in left])
+            self._content[pool, page] = held
         return held
 
     def _compute(self, item: Slice) -> SliceOutput:
