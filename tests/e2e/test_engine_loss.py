@@ -122,6 +122,7 @@ def test_streams_say_what_they_would_have_said(
         assert found == alone, name
     assert server.metric("noria_engine_restarts_total") == restarts + 1
     assert server.metric("noria_requests_continued_total") >= continued + len(BODIES) / 2
+    assert server.http.get("/live").status_code == 200
     server.wait_idle()
     assert server.metric("noria_kv_pages", window="full", state="held") == 0
     assert "another engine goes on with " in server.log
