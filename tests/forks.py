@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
-from model.machine.child import python_command, start_python
+from model.machine.child import PARENT, python_command, start_python
 from model.machine.forking import ForkedProcess, fork, n_threads
 from service.commands import own_server
 from service.engine.supervision import launch
@@ -220,6 +220,7 @@ def start_forked(
     if n_threads() > 1:
         return start_python(*command, environment=environment, stdout=stdout, **options)
     variables = python_command(*command, environment=environment)[1]["env"]
+    del variables[PARENT]  # the server's zygote would take this process for its parent, and end
 
     def serve() -> None:
         os.setsid()
