@@ -7,8 +7,9 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, islice, repeat
+from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from model.batch import (
     BROKEN_NUMBERS,
@@ -36,8 +37,8 @@ IMAGES = ImageFormat(patch_size=2, merge=2, longest_side=64)
 AUDIO = AudioFormat(n_mels=128, chunk_tokens=375, group=4)
 FAULTY = 254
 """A sequence with this token ends with BROKEN_NUMBERS."""
-GARBAGE = (-1, -1, -1)
-"""What a slice with a fault leaves in its pages, and so does one that reads it."""
+NOTHING, GARBAGE = -2, -1
+"""What a slot of a page holds that nobody has written; and that a slice with a fault has, or one that reads garbage."""
 WRONG = 32
 """A token that only a slice which has read garbage samples."""
 BROKEN_ADAPTER = "broken"
@@ -48,16 +49,22 @@ BROKEN, LOST = (f'{{"grammars": [{{"lark_grammar": "start: \\"{word}\\""}}]}}' f
 """Grammars that fail in the engine: by their own fault, and by a fault of the server."""
 
 Say = Callable[[Sequence[int], int], int]
-Content = dict[tuple[int, int], list[tuple[int, ...]]]
-"""What each slot of a page of a pool holds: a position, the token there, and an adapter."""
 
 
 def next_token(tokens: Sequence[int], choice: int = 0) -> int:
     """The fake model's next token after `tokens`: it depends on all of them, and is never END."""
     state = 17 + choice
+    for start in range(0, len(tokens), 32):
+        state = state_after(state, tuple(tokens[start : start + 32]))
+    return 33 + state % 90
+
+
+@lru_cache(2**16)
+def state_after(state: int, tokens: tuple[int, ...]) -> int:
+    """The state of the fake model after some more tokens. Those of a long text are not added again for each token."""
     for token in tokens:
         state = (state * 31 + token + 7) % 104729
-    return 33 + state % 90
+    return state
 
 
 def shade(path: str) -> int:
@@ -94,7 +101,12 @@ def think(tokens: Sequence[int], choice: int = 0) -> int:
     return MARKED[len(tokens) - start]
 
 
-SAYS: Mapping[str, Say] = {"recite": recite, "marks": think}
+def brief(tokens: Sequence[int], choice: int = 0) -> int:
+    """A model whose answers end after some tokens."""
+    return token if (token := next_token(tokens, choice)) % 8 else END
+
+
+SAYS: Mapping[str, Say] = {"recite": recite, "marks": think, "brief": brief}
 
 
 class FakeAdapters(dict[int, str]):
@@ -119,25 +131,36 @@ class FakeAdapters(dict[int, str]):
         return Path(self.get(number, f"adapter {number}")).name
 
 
+class Page(NamedTuple):
+    """A logical block of a sequence with an adapter: the token of each slot, NOTHING or GARBAGE."""
+
+    block: int
+    adapter: int
+    tokens: list[int]
+
+
+Content = dict[tuple[int, int], Page]
+"""Of the pages of each pool."""
+
+
 class FakePages:
-    """The content of the fake model's pages as bytes: of each slot its position, token and adapter."""
+    """The content of the fake model's pages as bytes: block, adapter, and tokens."""
 
     def __init__(self, page_size: int, content: Content) -> None:
         self._page_size, self._content = page_size, content
 
     def page_bytes(self, pool: int) -> int:
-        return 12 * self._page_size
+        return 4 * (2 + self._page_size)
 
     def read(self, pool: int, page: int) -> Callable[[], memoryview]:
-        slots = self._content[pool, page]
-        assert all(slots), "a page is saved before it is full"
-        data = array("i", [number for slot in slots for number in slot])
+        block, adapter, tokens = self._content[pool, page]
+        assert NOTHING not in tokens, "a page is saved before it is full"
+        data = array("i", [block, adapter, *tokens])
         return lambda: memoryview(data.tobytes())
 
     def write(self, pool: int, page: int, data: memoryview) -> None:
-        numbers = array("i", bytes(data))
-        groups = zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)
-        self._content[pool, page] = [*groups]
+        block, adapter, *tokens = array("i", bytes(data))
+        self._content[pool, page] = Page(block, adapter, tokens)
 
 
 class FakeRunner:
@@ -179,7 +202,8 @@ class FakeRunner:
         # a list is searched in C, the view of a sequence's tokens is not
         slices = [item._replace(tokens=item.tokens[:]) for item in batch.slices]
         for copy in batch.copies:
-            self._content[copy.pool, copy.target] = [*self._page(copy.pool, copy.source)]
+            source = self._content[copy.pool, copy.source]
+            self._content[copy.pool, copy.target] = source._replace(tokens=[*source.tokens])
         for item in slices:
             if 255 in item.tokens:
                 raise RuntimeError("token 255 breaks the fake model")
@@ -189,16 +213,23 @@ class FakeRunner:
 
     def _write(self, item: Slice, sound: bool) -> None:
         size = self.info.page_size
+        embedded = self._embedded(item)
+        written = embedded if sound else [GARBAGE] * len(embedded)
         for pool, table in enumerate(item.tables):
-            for position in range(item.start, item.stop):
-                block = position // size
+            for block in range(item.start // size, -(-item.stop // size)):
                 assert block >= table.first_block, "a position to write has no page"
-                page = table.pages[block - table.first_block]
-                content = (position, self._embedded(item, position), item.adapter)
-                self._page(pool, page)[position % size] = content if sound else GARBAGE
+                first, stop = max(item.start, block * size), min(item.stop, (block + 1) * size)
+                tokens = self._page(pool, table.pages[block - table.first_block], block, item.adapter).tokens
+                tokens[first - block * size : stop - block * size] = written[first - item.start : stop - item.start]
 
-    def _page(self, pool: int, page: int) -> list[tuple[int, ...]]:
-        return self._content.setdefault((pool, page), [()] * self.info.page_size)
+    def _page(self, pool: int, page: int, block: int, adapter: int) -> Page:
+        """The page for this block. Nobody may read what another block has left in it, but for garbage."""
+        held = self._content.get((pool, page))
+        if held is None or held.block != block or held.adapter != adapter:
+            left = held.tokens if held else [NOTHING] * self.info.page_size
+            held = Page(block, adapter, [GARBAGE if token == GARBAGE else NOTHING for token in left])
+            self._content[pool, page] = held
+        return held
 
     def _compute(self, item: Slice) -> SliceOutput:
         if (problem := self._problem(item)) is not None:
@@ -242,23 +273,24 @@ class FakeRunner:
         size = self.info.page_size
         for pool, (spec, table) in enumerate(zip(self.info.pools, item.tables, strict=True)):
             first = 0 if spec.window is None else max(0, item.start - spec.window + 1)
-            blocks = range(first // size - table.first_block, -(-stop // size) - table.first_block)
-            slots = chain.from_iterable(self._page(pool, table.pages[block]) for block in blocks)
-            found = [*islice(slots, first % size, first % size + stop - first)]
-            wanted = [*zip(range(first, stop), self._wanted(item, first, stop), repeat(item.adapter))]
+            found: list[int] = []
+            for block in range(first // size, -(-stop // size)):
+                found += self._page(pool, table.pages[block - table.first_block], block, item.adapter).tokens
+            found = found[first % size : first % size + stop - first]
+            wanted = self._wanted(item, first, stop)
             if found != wanted:  # the first position that differs decides
                 held, expected = next(pair for pair in zip(found, wanted, strict=True) if pair[0] != pair[1])
                 assert held == GARBAGE, f"a page holds {held}, not {expected}"
                 return False
         return True
 
-    def _embedded(self, item: Slice, position: int) -> int:
-        """What the network reads at a position: its token."""
-        return item.tokens[position]
+    def _embedded(self, item: Slice) -> Sequence[int]:
+        """What the network reads at the positions of a slice: its tokens."""
+        return item.tokens[item.start : item.stop]
 
-    def _wanted(self, item: Slice, start: int, stop: int) -> Sequence[int]:
+    def _wanted(self, item: Slice, start: int, stop: int) -> list[int]:
         """What the network should have read at these positions."""
-        return item.tokens[start:stop]
+        return [*item.tokens[start:stop]]
 
 
 class AheadRunner(FakeRunner):
@@ -363,7 +395,7 @@ def make_info(
 
 
 def create_fake(progress: Callable[[str, float], None], **options: object) -> FakeRunner:
-    """What an engine loads in tests. `model`: "fake", "recite", "marks", "slow" (20 ms a step), "slow recite",
+    """What an engine loads in tests. `model`: "fake", "recite", "marks", "brief", "slow" (20 ms a step), "slow recite",
     "large" (loads for a minute), "images", "slow images" or "audio" (with an encoder), "broken" or "crash"."""
     progress("loading weights", 0.5)
     model = options["model"]
@@ -394,6 +426,7 @@ class EngineThread(EngineProcess):
         self._runner = runner
         self._thread: threading.Thread | None = None
         self._wire: Wire | None = None
+        self.killed = False
 
     def spawn(self) -> socket.socket:
         ours, theirs = socket.socketpair()
@@ -412,6 +445,7 @@ class EngineThread(EngineProcess):
 
     def kill(self) -> None:
         """Close the wire; the loop ends at its next message. A thread in a step finishes that step first."""
+        self.killed = True
         if self._wire is not None:
             self._wire.close()
 

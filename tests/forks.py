@@ -19,9 +19,11 @@ from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO
+from typing import IO, Any
 
-from model.machine.forking import fork, n_threads
+from model.machine.child import PARENT, python_command, start_python
+from model.machine.forking import ForkedProcess, fork, n_threads
+from service.commands import own_server
 from service.engine.supervision import launch
 
 MODULES = (
@@ -187,6 +189,7 @@ def run(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
     os.environ.update(environment)
     module, *sys.argv[1:] = arguments
     launch.launch = launch_forked
+    own_server.start_python = start_forked  # type: ignore[assignment]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
@@ -197,6 +200,44 @@ def launch_forked(module: str) -> launch.Launched:
     ours, theirs = socket.socketpair()
     with theirs:
         return launch.Launched(fork(partial(zygote, module, ours, theirs)), ours)  # type: ignore[arg-type]
+
+
+class OwnServer(ForkedProcess):
+    """The server that a command has forked, as `service/commands/own_server.py` ends it."""
+
+    def terminate(self) -> None:
+        os.kill(self.pid, signal.SIGTERM)
+
+    @property
+    def returncode(self) -> int | None:
+        return self.poll()
+
+
+def start_forked(
+    *command: str, environment: Mapping[str, str | None], stdout: IO[bytes], **options: Any
+) -> OwnServer | subprocess.Popen[bytes]:
+    """Fork the server of a command, with its errors where its output goes, if this process has one thread."""
+    if n_threads() > 1:
+        return start_python(*command, environment=environment, stdout=stdout, **options)
+    variables = python_command(*command, environment=environment)[1]["env"]
+    del variables[PARENT]  # the server's zygote would take this process for its parent, and end
+
+    def serve() -> None:
+        os.setsid()
+        for number in (signal.SIGHUP, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for descriptor in (1, 2):
+            os.dup2(stdout.fileno(), descriptor)
+        try:
+            run(command, variables)
+        except SystemExit as end:
+            sys.stderr.flush()
+            os._exit(int(end.code or 0))
+
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    return OwnServer(fork(serve).pid)
 
 
 def zygote(module: str, ours: socket.socket, theirs: socket.socket) -> None:

@@ -15,4 +15,3 @@ MISTRAL_7B: dict[str, Any] = {
     "sliding_window": None,
     "torch_dtype": "bfloat16",
 }
-MIXTRAL_8X7B = MISTRAL_7B | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}

@@ -195,7 +195,8 @@ def _text_or_calls(style: Style, tokenizer: Tokenizer) -> Iterator[str]:
 
 def _words(text: str, tokenizer: Tokenizer) -> str:
     """Write fixed text in Lark. SentencePiece may put a space after a control token."""
-    parts = re.split(f"({control_pattern(tokenizer.control).pattern})", text)
+    names = control_pattern(name for name in tokenizer.control if name in text)  # of a thousand hardly one
+    parts = re.split(f"({names.pattern})", text)
     space = ' " "?' if tokenizer.strips_leading_space else ""
     tokens = [f"<[{tokenizer.control[part]}]>{space}" if n % 2 else json.dumps(part) for n, part in enumerate(parts)]
     return " ".join(token for token in tokens if token != '""')

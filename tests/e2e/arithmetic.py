@@ -12,7 +12,6 @@ from typing import Any
 
 from model.loading import create
 from model.sampling_params import SamplingParams
-from tests.e2e.nvfp4_model import in_nvfp4
 from tests.e2e.served import COUNTING, GREEDY, prompt
 from tests.e2e.without_server import serve
 
@@ -38,7 +37,11 @@ def answer_hash(model: Path, scheme: str) -> str:
     """The hash of all tokens, with the kernels that the environment names."""
     options = {"max_model_len": 512, "cache_memory": 128 * 2**20, **SCHEMES[scheme]}
     with TemporaryDirectory() as folder:
-        served = in_nvfp4(model, Path(folder)) if scheme == "nvfp4" else model
+        served = model
+        if scheme == "nvfp4":
+            from tests.e2e.nvfp4_model import in_nvfp4  # it needs transformers, whose import takes seconds
+
+            served = in_nvfp4(model, Path(folder))
         answers, _ = serve(create(lambda stage, done: None, model=str(served), device="cpu", **options), REQUESTS)
     tokens = [[token for token, _ in answer] for answer in answers]
     return sha256(repr(tokens).encode()).hexdigest()[:16]

@@ -5,7 +5,6 @@ import os
 import random
 import re
 import signal
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -279,30 +278,6 @@ def test_a_client_that_goes_away_frees_its_pages(server: LiveServer) -> None:
         server.wait_idle()
     assert server.metric("noria_generated_tokens_total") - before < LONG["max_tokens"]
     assert server.metric("noria_kv_pages", window="full", state="held") == 0
-
-
-def told(server: LiveServer, flowing: threading.Barrier) -> str:
-    """The text of a stream, which waits at the barrier after its first chunk."""
-    tale = {**TALE, "max_tokens": 100}
-    chunks = iter(server.openai.completions.create(**tale, stream=True, extra_body={"ignore_eos": True}))
-    first = next(chunks)
-    flowing.wait(PATIENCE)
-    return "".join(chunk.choices[0].text for chunk in (first, *chunks))
-
-
-def test_a_hanging_engine_is_replaced_under_six_streams(server: LiveServer) -> None:
-    restarts = server.metric("noria_engine_restarts_total")
-    alone = complete(server, **{**LONG, "max_tokens": 100})[0]["text"]
-    flowing = threading.Barrier(7)
-    with ThreadPoolExecutor(6) as pool:
-        with server.slow():
-            answers = pool.map(lambda _: told(server, flowing), range(6))
-            flowing.wait(PATIENCE)
-            os.kill(server.engine_pid, signal.SIGSTOP)
-        assert [*answers] == [alone] * 6
-    assert server.http.get("/live").status_code == 200
-    server.wait_ready()
-    assert server.metric("noria_engine_restarts_total") == restarts + 1
 
 
 def test_plain_requests_survive_the_death_of_the_engine_and_the_loss_of_the_cache(server: LiveServer) -> None:

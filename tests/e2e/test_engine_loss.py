@@ -1,4 +1,7 @@
-"""The engine of a real model is killed in the middle of answers, which are those of a run in which it lived."""
+"""The engine of a real model is killed in the middle of answers, which are those of a run in which it lived.
+
+The model is the first layers of the embedded one; test_embedded.py kills an engine of all layers.
+"""
 
 import json
 import os
@@ -6,6 +9,7 @@ import signal
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,7 +39,7 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "penalties": (COMPLETIONS, STORY | SEEDED | COUNTING | {"logprobs": 1}),
     "greedy, without a seed": (COMPLETIONS, STORY | GREEDY | {"logprobs": 1, "min_tokens": N}),
     "drafts": (COMPLETIONS, {"prompt": "red green blue " * 8, "max_tokens": N, "prompt_lookup_num_tokens": 8} | SEEDED),
-    "stop string": (COMPLETIONS, {"prompt": "Count: one, two, three,", "max_tokens": N, "stop": ["ten,"]} | GREEDY),
+    "stop string": (COMPLETIONS, {"prompt": "Count: one, two, three,", "max_tokens": N, "stop": [", , "]} | GREEDY),
     "regex": (
         COMPLETIONS,
         {"prompt": "Go", "max_tokens": 99, "structured_outputs": {"regex": "([a-z]{3} ){20}"}} | SEEDED,
@@ -53,8 +57,8 @@ Said = dict[tuple[Any, ...], Any]
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[LiveServer]:
-    with serving("--max-sequences", "32", "--quantize", "int8", paced=True) as started:
+def server(short_model: Path) -> Iterator[LiveServer]:
+    with serving(str(short_model), "--max-sequences", "32", "--quantize", "int8", paced=True) as started:
         yield started
 
 
@@ -118,6 +122,7 @@ def test_streams_say_what_they_would_have_said(
         assert found == alone, name
     assert server.metric("noria_engine_restarts_total") == restarts + 1
     assert server.metric("noria_requests_continued_total") >= continued + len(BODIES) / 2
+    assert server.http.get("/live").status_code == 200
     server.wait_idle()
     assert server.metric("noria_kv_pages", window="full", state="held") == 0
     assert "another engine goes on with " in server.log

@@ -123,8 +123,8 @@ def key_bytes(runner: ModelRunner) -> int:
 
 def test_with_speculation(runner: ModelRunner) -> None:
     repeating = prompt(5, 12) * 4
-    plain = [(repeating, GREEDY), (repeating, SEEDED), *MINE, *((prompt(n, 9) * 6, GREEDY) for n in range(6, 14))]
-    plain = [(tokens, replace(params, max_tokens=120, prompt_lookup_num_tokens=0)) for tokens, params in plain]
+    plain = [(repeating, GREEDY), (repeating, SEEDED), *MINE, *((prompt(n, 9) * 6, GREEDY) for n in range(6, 10))]
+    plain = [(tokens, replace(params, max_tokens=80, prompt_lookup_num_tokens=0)) for tokens, params in plain]
     guessing = [(tokens, replace(params, prompt_lookup_num_tokens=8)) for tokens, params in plain]
     alone = [serve(runner, [item])[0][0] for item in plain]
     answers, scheduler = serve(runner, guessing, max_step_tokens=50)

@@ -60,13 +60,14 @@ def models(mixtral: Path, short_model: Path) -> dict[str, tuple[str, int]]:
 
 @pytest.fixture(scope="module")
 def alone(models: Mapping[str, tuple[str, int]]) -> dict[str, list[Answer]]:
-    """The answers of a server of its own for each model, one request at a time."""
+    """The answers of a server of its own for each network, whatever its longest sequence, one request at a time."""
     found = {}
-    for name, (source, length) in models.items():
+    for name in ("short", "experts"):
+        source, length = models[name]
         flags = ("--served-model-name", name, "--max-model-len", str(length), "--cache-memory", CACHE)
         with serving(source, *flags) as server:
             found[name] = [answer(server, name, request) for request in REQUESTS]
-    return found
+    return {"long": found["short"], **found}
 
 
 def file_of(models: Mapping[str, tuple[str, int]], folder: Path, load: str) -> str:
@@ -112,39 +113,50 @@ def test_answers_under_load_are_those_of_each_model_alone(
     for name in models:
         assert together.metric("noria_requests_total", model=name, outcome="error") == 0
         assert together.metric("noria_generated_tokens_total", model=name) > len(REQUESTS)
-    texts = [[reply["text"] for reply in alone[name]] for name in models]
-    assert texts[0] == texts[1], "the same network, whatever its longest sequence"
-    assert texts[0] != texts[2]
+    assert alone["short"] != alone["experts"]
+
+
+@pytest.fixture(scope="module")
+def needs(together: LiveServer) -> int:
+    """Bytes that all models take."""
+    return sum(card["memory_bytes"] for card in together.http.get("/v1/models").json()["data"])
+
+
+@pytest.fixture(scope="module")
+def in_turn(
+    models: Mapping[str, tuple[str, int]], needs: int, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LiveServer]:
+    """A server whose plans leave memory for two of three, with pages on disk."""
+    folder = tmp_path_factory.mktemp("in-turn")
+    flags = ("--memory-budget", str(needs - 1), "--prefix-store", str(folder / "pages"))
+    with serving("--models", file_of(models, folder, "first-request"), *flags) as server:
+        yield server
 
 
 def test_answers_of_models_that_come_and_go(
-    models: Mapping[str, tuple[str, int]], alone: Mapping[str, list[Answer]], together: LiveServer, tmp_path: Path
+    models: Mapping[str, tuple[str, int]], alone: Mapping[str, list[Answer]], in_turn: LiveServer, needs: int
 ) -> None:
-    """Their plans leave memory for two of three. Requests for the third one wait until another is idle."""
-    needs = [card["memory_bytes"] for card in together.http.get("/v1/models").json()["data"]]
-    flags = ("--models", file_of(models, tmp_path, "first-request"), "--memory-budget", str(sum(needs) - 1))
+    """Requests for the third one wait until another is idle."""
     orders = [(name, number) for number in range(4) for name in models]
-    with serving(*flags) as server, ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(lambda order: answer(server, order[0], REQUESTS[order[1]]), orders))
-        for (name, number), reply in zip(orders, found, strict=True):
-            assert reply == alone[name][number], (name, REQUESTS[number])
-        assert server.metric("noria_model_unloads_total", reason="memory") > 0
-        states = [card["state"] for card in server.http.get("/v1/models").json()["data"]]
-        assert states.count("ready") <= 2
-        assert server.metric("noria_model_memory_bytes") < sum(needs)
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda order: answer(in_turn, order[0], REQUESTS[order[1]]), orders))
+    for (name, number), reply in zip(orders, found, strict=True):
+        assert reply == alone[name][number], (name, REQUESTS[number])
+    assert in_turn.metric("noria_model_unloads_total", reason="memory") > 0
+    states = [card["state"] for card in in_turn.http.get("/v1/models").json()["data"]]
+    assert states.count("ready") <= 2
+    assert in_turn.metric("noria_model_memory_bytes") < needs
 
 
-def test_pages_on_disk_survive_an_unload(models: Mapping[str, tuple[str, int]], tmp_path: Path) -> None:
-    flags = ("--models", file_of(models, tmp_path, "first-request"), "--prefix-store", str(tmp_path / "pages"))
+def test_pages_on_disk_survive_an_unload(in_turn: LiveServer) -> None:
     body = {"model": "long", "prompt": "The wheel turns. " * 60, "max_tokens": 8, "temperature": 0}
-    with serving(*flags) as server:
 
-        def ask() -> tuple[str, int]:
-            reply = server.http.post("/v1/completions", json=body).raise_for_status().json()
-            return reply["choices"][0]["text"], reply["timings"]["cache_disk_n"]
+    def ask() -> tuple[str, int]:
+        reply = in_turn.http.post("/v1/completions", json=body).raise_for_status().json()
+        return reply["choices"][0]["text"], reply["timings"]["cache_disk_n"]
 
-        first, none = ask()
-        server.http.post("/v1/models/unload", json={"model": "long"}).raise_for_status()
-        again, from_disk = ask()
+    first, none = ask()
+    in_turn.http.post("/v1/models/unload", json={"model": "long"}).raise_for_status()
+    again, from_disk = ask()
     assert (again, none) == (first, 0)
     assert from_disk >= 128

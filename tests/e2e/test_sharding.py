@@ -17,6 +17,7 @@ import pytest
 
 from tests.e2e.server import LiveServer, free_port, serving
 from tests.faults import offspring
+from tests.forks import finished, started
 from tests.waiting import PATIENCE, children, ended, eventually, named, strike
 
 TEXT = "The wheel turns and each bucket"
@@ -33,22 +34,22 @@ BODIES: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def alone(short_model: Path) -> Iterator[LiveServer]:
-    with serving(str(short_model), "--dtype", "float32") as started:
-        yield started
+    with serving(str(short_model), "--dtype", "float32") as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
 def pair(short_model: Path) -> Iterator[LiveServer]:
     flags = ("--dtype", "float32", "--pipeline-parallel-size", "2", "--max-step-tokens", "64")
-    with serving(str(short_model), *flags, paced=True) as started:
-        yield started
+    with serving(str(short_model), *flags, paced=True) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
 def trio(short_model: Path) -> Iterator[LiveServer]:
     """Ranks that share layers: the kernels call back where they join."""
-    with serving(str(short_model), "--quantize", "int8", "--tensor-parallel-size", "3", paced=True) as started:
-        yield started
+    with serving(str(short_model), "--quantize", "int8", "--tensor-parallel-size", "3", paced=True) as server:
+        yield server
 
 
 def ranks(server: LiveServer) -> list[int]:
@@ -116,8 +117,8 @@ def of_engine(service: int) -> list[int]:
 
 
 def test_no_rank_outlives_a_service_that_is_killed_while_it_loads(short_model: Path) -> None:
-    command = [sys.executable, "-m", "service", "serve", str(short_model), "--pipeline-parallel-size", "2"]
-    with subprocess.Popen([*command, "--port", str(free_port())], stderr=subprocess.DEVNULL) as service:
+    command = ["service", "serve", str(short_model), "--pipeline-parallel-size", "2", "--port", str(free_port())]
+    with Path(os.devnull).open("wb") as nowhere, started(command, os.environ, nowhere) as service:
         try:
             eventually(lambda: of_engine(service.pid), "a rank starts")
             below = offspring(service.pid) + of_engine(service.pid)
@@ -175,29 +176,27 @@ def test_torchrun_across_hosts(short_model: Path, tmp_path: Path) -> None:
         assert "rank 1: its process has ended (killed by SIGKILL); it joins rank 0 again" in server.log
 
 
-def by_hand(model: Path, *flags: tuple[str, ...]) -> list["subprocess.Popen[bytes]"]:
+def by_hand(model: Path, *flags: tuple[str, ...]) -> list[tuple[list[str], dict[str, str]]]:
     """`noria serve` in two stages with torchrun's variables, rank 0 and rank 1, each with its own flags."""
-    serve = [sys.executable, "-m", "service", "serve", str(model), "--pipeline-parallel-size", "2"]
+    serve = ["service", "serve", str(model), "--pipeline-parallel-size", "2"]
     common = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     common |= {"MASTER_PORT": str(free_port()), "NORIA_LOG_LEVEL": "error"}
-    return [
-        subprocess.Popen([*serve, *own], stderr=subprocess.PIPE, env={**os.environ, **common, "RANK": str(rank)})
-        for rank, own in enumerate(flags)
-    ]
+    return [([*serve, *own], {**os.environ, **common, "RANK": str(rank)}) for rank, own in enumerate(flags)]
 
 
-def test_other_hosts_end_with_the_service(short_model: Path) -> None:
+def test_other_hosts_end_with_the_service(short_model: Path, tmp_path: Path) -> None:
     """They wait for its next engine only if this one was lost."""
     port = free_port()
-    started = by_hand(short_model, ("--port", str(port)), ())
+    with (tmp_path / "log").open("wb") as log:
+        processes = [started(*command, log) for command in by_hand(short_model, ("--port", str(port)), ())]
     try:
         eventually(lambda: answers(port), "the service is ready")
-        started[0].terminate()
-        assert [process.wait(PATIENCE) for process in started] == [0, 0]
+        processes[0].send_signal(signal.SIGTERM)
+        assert [process.wait(PATIENCE) for process in processes] == [0, 0]
     finally:
-        for process in started:
+        for process in processes:
             process.kill()
-            process.communicate()
+            process.wait(PATIENCE)
 
 
 def answers(port: int) -> bool:
@@ -208,15 +207,12 @@ def answers(port: int) -> bool:
 
 def test_a_layout_that_does_not_fit_is_refused_in_one_line(short_model: Path) -> None:
     """Of `noria serve` alone, and of each rank of torchrun."""
-    serve = [sys.executable, "-m", "service", "serve", "--port", "0", "--log-level", "error"]
-    alone = subprocess.Popen([*serve, "--tensor-parallel-size", "2"], stderr=subprocess.PIPE)
     port = ("--port", "0")
-    started = [
-        alone,
-        *by_hand(short_model, *[(*port, "--pipeline-parallel-size", "1", "--tensor-parallel-size", "2")] * 2),
-    ]
-    said = [process.communicate(timeout=PATIENCE)[1].decode() for process in started]
-    assert [process.returncode for process in started] == [1, 1, 1], said
-    for text in said:
+    alone = ["service", "serve", *port, "--log-level", "error", "--tensor-parallel-size", "2"]
+    ranks = by_hand(short_model, *[(*port, "--pipeline-parallel-size", "1", "--tensor-parallel-size", "2")] * 2)
+    with ThreadPoolExecutor(3) as pool:
+        ends = [*pool.map(lambda command: finished(*command), [(alone, {**os.environ}), *ranks])]
+    assert [end.returncode for end in ends] == [1, 1, 1], ends
+    for text in (end.stderr for end in ends):
         assert text.splitlines() == [text.strip()], "one line"
         assert re.search(r"--tensor-parallel-size 2 does not divide 9 heads .*; choose one of: 1, 3$", text.strip())

@@ -106,7 +106,10 @@ class ImageRunner(FakeRunner):
         assert sum(item.stop < item.n_patches for item in self.done.values()) <= 1
         return bytes(work.inputs[:1]) == BAD
 
-    def _embedded(self, item: Slice, position: int) -> int:
+    def _embedded(self, item: Slice) -> list[int]:
+        return [self._embedded_at(item, position) for position in range(item.start, item.stop)]
+
+    def _embedded_at(self, item: Slice, position: int) -> int:
         for placed in item.media:
             if placed.span.start <= position < placed.span.stop:
                 work = self.done[placed.number]

@@ -234,6 +234,7 @@ def running(
     uds = settings.uds
     with (
         mock.patch.object(protocol, "LIMITS", limits),
+        mock.patch("gc.unfreeze"),  # an unload would look at all that the tests have imported, which takes a second
         listen(settings.address[0], at) if uds is None else listen_at(uds) as sock,
     ):
         port = None if uds else sock.getsockname()[1]

@@ -20,7 +20,7 @@ from tests.gguf_models import write_tokenizer
 from tests.model.tokenizers.runs import runs
 from tests.model.tokenizers.vocabularies import DATA
 
-N_SPECIAL, N_TOKENS = 1000, 9000
+N_TOKENS = 9000
 SENTENCEPIECE = ("tokenizer.model.v1", "mistral_instruct_tokenizer_240323.model.v3")
 TEXTS = (
     "The quick brown Fox's JUMPS over 1234567 dogs,\n\n\tand  doesn't care...   ",

@@ -22,10 +22,6 @@ NO_TIME = timings(Usage(), None, 0, 0, 0)
 PATH = "/v1/messages"
 USER = [{"role": "user", "content": "hi"}]
 TOOLS = [{"name": "weather", "description": "Tells it.", "input_schema": {"type": "object"}, "strict": True}]
-OFFERED = {
-    "type": "function",
-    "function": {"name": "weather", "description": "Tells it.", "parameters": {"type": "object"}, "strict": True},
-}
 CALL = {"type": "tool_use", "id": "call_1", "name": "weather", "input": {"city": "a"}}
 PLAIN = {"type": "text", "media_type": "text/plain", "data": "words"}
 DOCUMENT = {"type": "document", "source": PLAIN}

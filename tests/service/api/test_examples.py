@@ -58,7 +58,7 @@ class AnyChat(FakeChat):
 
 @pytest.fixture(scope="module")
 def able() -> Iterator[Live]:
-    with running(chat=AnyChat(), max_model_len=512) as live:
+    with running(model="brief", chat=AnyChat(), max_model_len=512) as live:
         yield live
 
 

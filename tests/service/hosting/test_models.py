@@ -143,6 +143,7 @@ def test_a_load_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
         assert response.status_code == 503
         assert error["code"] in ("model_loading", "model_failed")
         assert int(response.headers["retry-after"]) >= 1
+        eventually(lambda: live.hosts[-1].killed, "it is given up")
         with hurried():
             eventually(lambda: states(live)["a"] == "failed", "the engine has ended")
         assert "--load-timeout" in live.http.get("/v1/models/a").json()["reason"]
