@@ -147,8 +147,9 @@ def with_spaces(schema: Json, field: str) -> Json:
         raise InvalidRequest(f"{field}: x-guidance is not supported, got {quoted(schema['x-guidance'])}", param=field)
     try:
         changed = enforceable(schema)
-    except ValueError as error:
-        raise InvalidRequest(f"{field} cannot be enforced: {error}", param=field, code="invalid_grammar") from None
+    except (ValueError, RecursionError) as error:
+        why = "its schemas are nested too deep" if isinstance(error, RecursionError) else error
+        raise InvalidRequest(f"{field} cannot be enforced: {why}", param=field, code="invalid_grammar") from None
     escapes = {"json_allowed_escapes": SHORT_ESCAPES} if mixes_names(changed) else {}
     return changed | {"x-guidance": {"whitespace_pattern": SPACE, **escapes}}
 

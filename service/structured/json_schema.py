@@ -54,14 +54,13 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "propertyNames": (True, {}),
     "unevaluatedItems": (True, {}),
     "unevaluatedProperties": (True, {}),
-    "minContains": (0,),
     "not": (False,),
 }
 """Keywords that llguidance refuses -> values that constrain nothing."""
 REMARKS = ("title", "description", "markdownDescription", "$comment", "default", "example", "examples")
 """Keywords for readers, unless they are the names of schemas. They would count for the length of a grammar."""
 LATER: Mapping[str, Sequence[str]] = {
-    "/draft-04/": ("propertyNames", "contains", "if", "then", "else", "dependentRequired", "dependentSchemas"),
+    "/draft-04/": ("const", "propertyNames", "contains", "if", "then", "else", "dependentRequired", "dependentSchemas"),
     "/draft-06/": ("if", "then", "else", "dependentRequired", "dependentSchemas"),
     "/draft-07/": ("dependentRequired", "dependentSchemas"),
 }
@@ -133,6 +132,8 @@ def readable(schema: Json, unknown: Collection[str] = ()) -> Json:
     It leaves out keywords that are `unknown`, formats that are not known, and `$schema` of an unknown dialect.
     """
     changed = {key: value for key, value in schema.items() if key not in unknown and not _says_nothing(key, value)}
+    if "contains" not in changed:
+        changed = {key: value for key, value in changed.items() if key not in ("minContains", "maxContains")}
     for key in COUNTS:
         if isinstance(number := changed.get(key), float) and number.is_integer():
             changed[key] = int(number)

@@ -9,8 +9,8 @@ from typing import Any
 from service.schema.fields import Json
 from service.structured.proofs import ANYTHING, MAX_DEPTH, TYPES, Facts, Proofs, as_list, matches, type_of
 
-MAX_CHARS = 2_000
-"""Characters of texts that a pattern leaves out: it is as long as ten times that."""
+MAX_CHARS, MAX_TEXT, MAX_BRANCHES = 2_000, 200, 64
+"""Characters of texts that a pattern leaves out, and of one of them; schemas of a `oneOf` in a `not`."""
 KEYWORDS: Mapping[str, Collection[str]] = {
     "string": ("minLength", "maxLength", "pattern", "format"),
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
@@ -37,9 +37,9 @@ def negated(proofs: Proofs, schema: Any, among: Facts, depth: int = MAX_DEPTH) -
     A value fails a schema if it fails one of its keywords: the opposite is any of the keywords' opposites. One that
     cannot be written is left out if there are others: no value is then allowed by mistake, and a few are missed.
     """
-    if isinstance(schema, bool) or not schema:
+    if isinstance(schema, bool) or schema == {}:
         return schema is False
-    if proofs.spend() or not depth:
+    if proofs.spend() or not depth or not isinstance(schema, dict):
         raise NotSupported("too many schemas")
     if "$ref" in schema:
         if (target := proofs.target(schema["$ref"])) is None or len(schema) > 1:
@@ -70,6 +70,8 @@ def any_of(parts: Sequence[Any]) -> Any:
 
 def all_of(parts: Sequence[Any]) -> Any:
     """Return the schema of the values of all of these schemas."""
+    if any(part is False for part in parts):
+        return False
     left = [part for part in parts if part not in (True, {})]
     return left[0] if len(left) == 1 else not left or {"allOf": left}
 
@@ -79,6 +81,8 @@ def _failing(proofs: Proofs, key: str, schema: Json, among: Facts, depth: int) -
     kind = next((kind for kind, keys in KEYWORDS.items() if key in keys), None)
     if kind is not None and kind not in among.types:
         return False
+    if key in ("const", "enum") and proofs.spend(len(str(schema[key])) // 4):
+        raise NotSupported("too many values")
     if key in _ALONE:
         return any_of([*_ALONE[key](schema[key])])
     if key in _AMONG:
@@ -98,7 +102,7 @@ def _of_any(proofs: Proofs, schema: Json, among: Facts, depth: int) -> Iterable[
 
 def _of_one(proofs: Proofs, schema: Json, among: Facts, depth: int) -> Iterable[Any]:
     """Fail `oneOf` as `anyOf`, where no value matches two of its schemas."""
-    if not all(starmap(proofs.apart, combinations(schema["oneOf"], 2))):
+    if len(schema["oneOf"]) > MAX_BRANCHES or not all(starmap(proofs.apart, combinations(schema["oneOf"], 2))):
         raise NotSupported("oneOf")
     return _of_any(proofs, {"anyOf": schema["oneOf"]}, among, depth)
 
@@ -118,7 +122,8 @@ def _of_other_names(proofs: Proofs, schema: Json, among: Facts, depth: int) -> I
 
 def _of_items(proofs: Proofs, schema: Json, among: Facts, depth: int) -> Iterable[Any]:
     """Fail `items` by any item, where no item that there may be matches it."""
-    if not any(proofs.apart(schema["items"], items) for items in among.said("items")):
+    first = among.said("prefixItems") or "prefixItems" in schema  # other items than the first may match it
+    if first or not any(proofs.apart(schema["items"], items) for items in among.said("items")):
         raise NotSupported("items")
     return [{"type": "array", "minItems": 1}]
 
@@ -165,7 +170,7 @@ def _other_values(values: Sequence[Any]) -> Iterator[Json]:
     yield {"type": sorted(TYPES - kinds.keys())}
     for kind, found in kinds.items():
         if kind == "boolean" and len({*found}) == 1:
-            yield {"const": not found[0]}
+            yield {"enum": [not found[0]]}  # draft 4 has no `const`
         elif kind == "string":
             yield {"type": "string", "pattern": other_texts(found)}
         elif kind == "number":
@@ -185,7 +190,7 @@ def other_texts(texts: Sequence[str]) -> str:
 
     Worked example: ["a"] -> `^(?:a[\\s\\S]+|[^a][\\s\\S]*)?$`, but for its brackets.
     """
-    if sum(map(len, texts)) > MAX_CHARS:
+    if sum(map(len, texts)) > MAX_CHARS or max(map(len, texts)) > MAX_TEXT:
         raise NotSupported("enum")
     return f"^{_others({*texts})}$"
 

@@ -4,8 +4,9 @@ A fact may be missing: then it proves nothing. None is wrong. So a proof may fai
 """
 
 import math
+import re
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Any
 from urllib.parse import unquote
@@ -22,10 +23,12 @@ RANGES = {
     "number": (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")),
 }
 """For each type the keywords of the least size and of the greatest, or of the least number and of the greatest."""
+OTHERWISE = re.compile(r"\\[^dDwWsS.\\/+*?()\[\]{}|^$-]|&&|~~|--|\[[^]]*\[|\[\^?\]|\(\?|\{,")
+"""What Rust reads in another way, or not at all: some escapes, operations on sets, flags and look-around."""
 MAX_DEPTH = 5
 """Schemas inside of schemas that a proof looks at: references may lead in a circle."""
-MAX_STEPS = 4_000
-"""Comparisons for one document, which take about 0.1 s. After them nothing more is proved."""
+MAX_STEPS = 10_000
+"""Steps for one document, which take about 0.1 s. After them nothing more is proved."""
 
 
 def type_of(value: Any) -> str:
@@ -49,7 +52,7 @@ class Facts:
 
     def _add(self, proofs: "Proofs | None", schema: Any, depth: int) -> None:
         self.impossible |= schema is False
-        if not isinstance(schema, dict) or not depth:
+        if not isinstance(schema, dict) or not depth or (proofs and proofs.spend()):
             return
         if "$ref" in schema:  # in older drafts nothing beside it counts
             self._add(proofs, proofs and proofs.target(schema["$ref"]), depth - 1)
@@ -128,15 +131,16 @@ class Proofs:
 
     def __init__(self, root: Json) -> None:
         self._root = root
+        self.dialect = root.get("$schema")
         self._left = MAX_STEPS
 
     @cached_property
     def _moved(self) -> bool:
-        return any(_has_address(part) for part in _parts(self._root) if part is not self._root)
+        return any(has_address(part) for part in _parts(self._root) if part is not self._root)
 
-    def spend(self) -> bool:
-        """Count a step; return whether it was one too many."""
-        self._left -= 1
+    def spend(self, steps: int = 1) -> bool:
+        """Count steps; return whether they are too many."""
+        self._left -= steps
         return self._left < 0
 
     def target(self, reference: Any) -> Any:
@@ -147,8 +151,9 @@ class Proofs:
         for step in reference.split("/")[1:]:
             name = unquote(step).replace("~1", "/").replace("~0", "~")
             if isinstance(found, list):
-                found = {str(index): part for index, part in enumerate(found)}
-            found = found.get(name) if isinstance(found, dict) else None
+                found = found[int(name)] if name.isdecimal() and int(name) < len(found) else None
+            else:
+                found = found.get(name) if isinstance(found, dict) else None
         return found if isinstance(found, dict | bool) else None
 
     def apart(self, one: Any, other: Any, depth: int = MAX_DEPTH) -> bool:
@@ -157,10 +162,10 @@ class Proofs:
 
     def are_apart(self, one: Facts, other: Facts, depth: int = MAX_DEPTH) -> bool:
         """Return whether no value meets all conditions of both, as far as that is proved."""
-        if one.impossible or other.impossible:
-            return True
         if self.spend() or not depth:
             return False
+        if one.impossible or other.impossible:
+            return True
         if all(self._differ(kind, one, other, depth) for kind in one.types & other.types):
             return True
         return self._split(one, other, depth) or self._split(other, one, depth)
@@ -225,14 +230,26 @@ def same(one: Any, other: Any) -> bool:
 
 
 def matches(pattern: Any, text: str) -> bool | None:
-    """Return whether a text matches a pattern, by Rust's library in linear time; None for one that it does not read."""
+    """Return whether a text matches a pattern, None if that is not known.
+
+    Rust's library searches in linear time. It reads some patterns in another way than ECMA-262 does.
+    """
+    if not isinstance(pattern, str) or OTHERWISE.search(pattern) or not (text.isascii() and text.isprintable()):
+        return None
+    validator = _searching(pattern)
+    return validator and validator.isinstance_python(text)
+
+
+@lru_cache(64)
+def _searching(pattern: str) -> SchemaValidator | None:
     try:
-        return SchemaValidator(core_schema.str_schema(pattern=pattern)).isinstance_python(text)
+        return SchemaValidator(core_schema.str_schema(pattern=pattern))
     except SchemaError:
         return None
 
 
-def _has_address(part: Json) -> bool:
+def has_address(part: Json) -> bool:
+    """Return whether a schema has an address of its own, to which references in it are relative."""
     return any(isinstance(part.get(name), str) for name in ("$id", "id", "$anchor", "$dynamicAnchor"))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from service.schema.fields import Json
 from service.structured.negation import NotSupported, all_of, any_of, negated
-from service.structured.proofs import Facts, Proofs, as_list, same
+from service.structured.proofs import Facts, Proofs, as_list, has_address, same
 
 MAPS = (
     "properties",
@@ -57,6 +57,8 @@ def _rewritten(schema: Any, proofs: Proofs) -> Any:
     if not isinstance(schema, dict):
         return schema
     try:
+        if has_address(schema) and schema.get("$schema", proofs.dialect) != proofs.dialect:
+            raise _Refused("$schema is not supported here: it differs from that of the whole", [])
         for key, rule in RULES.items():
             if key in schema and (changed := _ruled(key, rule, proofs, schema)) is not schema:
                 return _rewritten(changed, proofs)
@@ -139,8 +141,9 @@ def _one_of(proofs: Proofs, schema: Json) -> Any:
     rest, branches = _without(schema, "oneOf", "discriminator"), as_list(schema["oneOf"])
     if (name := tag(schema)) is not None:
         branches = [{"allOf": [branch], "required": [name]} for branch in branches]
-    if len(branches) > MAX_CASES:
-        raise NotSupported("oneOf")
+    branches = [branch for branch in branches if branch is not False]
+    if len(branches) > MAX_CASES or proofs.spend(len(branches)):
+        raise NotSupported("too many schemas")
     facts, cases = [Facts(proofs, branch, [rest]) for branch in branches], list[Any]()
     for index, branch in enumerate(branches):
         near = [
@@ -174,14 +177,11 @@ def _dependent(proofs: Proofs, schema: Json) -> Any:
 
 def _property_names(proofs: Proofs, schema: Json) -> Any:
     """Write that there is no other name than those that are listed, or that match a pattern."""
-    names = schema["propertyNames"]
-    facts = Facts(proofs, _rewritten(names, proofs))
-    if (
-        (values := facts.values) is not None
-        and facts.all[0].keys() <= {"type", "const", "enum"}
-        and len(facts.all) == 1
-    ):
-        allowed = {"properties": {name: True for name in values if isinstance(name, str)}}
+    facts = Facts(proofs, _rewritten(schema["propertyNames"], proofs))
+    if "string" not in facts.types:
+        allowed: Json = {"properties": {}}
+    elif facts.values is not None and [part.keys() - {"type"} for part in facts.all] in ([{"const"}], [{"enum"}]):
+        allowed = {"properties": dict.fromkeys(sorted(facts.texts), True)}
     else:
         allowed = {"patternProperties": {_pattern(facts): True}}
     return _joined(schema, ("propertyNames",), {**allowed, "additionalProperties": False})
@@ -216,26 +216,26 @@ def _counted(proofs: Proofs, schema: Json) -> Any:
         return schema
     if "minProperties" in schema:
         n = least - len(required)
-        cases: list[Any] = [{"required": [*chosen]} for chosen in _chosen(optional, n)]
+        cases: list[Any] = [{"required": [*chosen]} for chosen in _chosen(proofs, optional, n)]
         if open_names:
             cases.append({"properties": dict.fromkeys(optional, False), "minProperties": least})
         found = _joined(found, ("minProperties",), any_of(cases) if n > 0 else True)
-    if most is not None:
+    if most is not None and found is not False:
         n = most - len(required)
         cases = [
             {"properties": dict.fromkeys({*optional} - {*chosen}, False), "additionalProperties": True}
-            for chosen in _chosen(optional, n)
+            for chosen in _chosen(proofs, optional, n)
         ]
         found = _joined(found, ("maxProperties",), any_of(cases) if n < len(optional) else True)
     return found
 
 
-def _chosen(names: Sequence[str], n: int) -> list[tuple[str, ...]]:
-    if n < 0:
+def _chosen(proofs: Proofs, names: Sequence[str], n: int) -> list[tuple[str, ...]]:
+    if not 0 <= n <= len(names):
         return []
     found = [*islice(combinations(names, n), MAX_CASES + 1)]
-    if len(found) > MAX_CASES:
-        raise NotSupported("minProperties")
+    if len(found) > MAX_CASES or proofs.spend(len(found) * len(names) // 16):
+        raise NotSupported("too many cases")
     return found
 
 

@@ -172,7 +172,7 @@ def test_the_token_limit_has_the_name_that_was_used(live: Live) -> None:
 
 
 def test_a_grammar_of_tools_and_structured_output_names_both(live: Live) -> None:
-    body = LEAST["chat"] | tools("chat") | must_be("chat", {"not": {}})
+    body = LEAST["chat"] | tools("chat") | must_be("chat", {"$ref": "#/nowhere"})
     error = live.post(PATHS["chat"], body).json()["error"]
     assert error["param"] == "tools"
     assert error["message"].startswith("tools and response_format cannot be enforced: ")

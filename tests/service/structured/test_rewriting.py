@@ -236,3 +236,58 @@ def test_what_is_no_schema_is_refused_and_breaks_nothing(key: str) -> None:
         for one in ({key: junk}, {"not": {key: junk}}, {"oneOf": [{key: junk}, {key: junk}]}, {"if": {key: junk}}):
             with suppress(InvalidRequest):
                 json_constraint(one | {"then": {"items": {key: junk}}}, "x").serialized()
+
+
+DRAFT_4 = {"$schema": "http://json-schema.org/draft-04/schema#"}
+STRING, NUMBER = {"type": "string"}, {"type": "number"}
+
+
+@pytest.mark.parametrize(
+    ("one", "wrong"),
+    [
+        (DRAFT_4 | {"not": {"enum": [False]}}, False),
+        ({"properties": {"a": {"$id": "http://q/", **DRAFT_4, "not": {"enum": [False]}}}}, {"a": False}),
+        ({"items": NUMBER, "not": {"prefixItems": [True], "items": STRING}}, [1]),
+        ({"prefixItems": [STRING], "items": NUMBER, "not": {"items": STRING}}, ["a"]),
+        ({"oneOf": [{"type": "array", "prefixItems": [STRING], "items": False}, {"items": STRING}]}, ["a"]),
+        ({"not": {"contains": STRING, "minContains": 0}}, [1]),
+        ({"type": "object", "propertyNames": {"const": "b", "enum": ["a"]}}, {"b": 1}),
+        ({"type": "object", "propertyNames": {"type": "number", "enum": ["a"]}}, {"a": 1}),
+        ({"type": "object", "propertyNames": {"type": "null", "pattern": "^a"}}, {"a": 1}),
+        ({"oneOf": [{"const": "&"}, {"type": "string", "pattern": "^[a&&b]+$"}]}, "&"),
+        ({"oneOf": [{"const": "[b]"}, {"type": "string", "pattern": "^[[a]b]$"}]}, "[b]"),
+        ({"enum": ["<a", "b"], "not": {"pattern": "^\\<a$"}}, "<a"),
+    ],
+)
+def test_what_was_allowed_by_mistake_once(one: Schema, wrong: Any) -> None:
+    with suppress(InvalidRequest, ParameterError):
+        assert not takes(one, wrong)
+
+
+def nested(depth: int) -> Schema:
+    found: Schema = {"type": "null"}
+    for _ in range(depth):
+        found = {"items": {"anyOf": [found]}, "not": {"const": 1}}
+    return found
+
+
+NAMED = {f"name{n}": {} for n in range(255)}
+COUNTED = {"type": "object", "properties": NAMED, "additionalProperties": False, "maxProperties": 1}
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        COUNTED | {"minProperties": 10**30},
+        {"not": {"const": "a" * 950}},
+        nested(100),
+        {"allOf": [{"$ref": "#"}] * 1000, "not": {"const": 1}},
+        {"oneOf": [{"type": "string", "enum": ["s", *(f"{i} {n} of many" for n in range(45))]} for i in range(20)]},
+        {"allOf": [{"not": {"enum": [*range(1000)]}}] * 50},
+        {"properties": {f"p{n}": {"oneOf": [True] * 256} for n in range(100)}},
+        {"properties": {f"p{n}": COUNTED for n in range(50)}},
+    ],
+)
+def test_what_would_take_long_is_refused(one: Schema) -> None:
+    with pytest.raises(InvalidRequest):
+        json_constraint(one, "x").serialized()
