@@ -9,7 +9,7 @@ from benchmarks.gpu.engine import GREEDY, Decoding
 from benchmarks.gpu.shapes import Shapes, adapter_bytes, decode_bytes, image_flops, prefill_flops, step_flops
 from benchmarks.random_weights import random_adapter
 from model.config.model import ModelConfig
-from model.kernels.cpu import native
+from model.linear.compiled import Compiled
 from model.sampling_params import SamplingParams
 
 Served = Callable[[Shapes], tuple[ModelConfig, int]]
@@ -48,7 +48,7 @@ def decode(
 def adapters(bench: Bench) -> Measured:
     """As many streams as in the second of `Shapes.streams`; stream i uses adapter i modulo their number."""
     shapes, runner = bench.shapes, bench.runner()
-    config, packed = shapes.dense, bench.device.type == "cpu" and native.kernels() is not None
+    config, packed = shapes.dense, any(isinstance(part, Compiled) for part in runner.head.model.modules())
     made = (random_adapter(config, shapes.rank, bench.device) for _ in range(shapes.adapters))
     each = (adapter.pack() if packed else adapter for adapter in made)
     for number, adapter in enumerate(each, 1):
