@@ -16,7 +16,7 @@ from typing import Any, TypeGuard
 
 from model.errors import quoted
 from service.schema.fields import Json
-from service.structured.proofs import as_list
+from service.structured.proofs import as_list, parts
 from service.structured.rewriting import CONDITION, MAPS, inner, rewritten, tag
 from service.structured.strings import PATTERNS, formatted, patterned
 
@@ -239,7 +239,8 @@ def used(root: Json) -> Json:
     for key in places:
         left[key] = {}
     while queue:
-        for reference in _references(queue.pop()):
+        named = (part.get("$ref") for part in parts(queue.pop()))
+        for reference in (found for found in named if isinstance(found, str)):
             _, key, name, *_ = [*reference.split("/", 3), "", ""]
             if not reference.startswith("#/") and reference != "#":
                 return root
@@ -251,24 +252,17 @@ def used(root: Json) -> Json:
     return left
 
 
-def _references(value: Any) -> Iterator[str]:
-    if isinstance(value, dict) and isinstance(value.get("$ref"), str):
-        yield value["$ref"]
-    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _references(part)
-
-
 def enforceable(schema: Json) -> Any:
     """Return the schema as llguidance reads it right. Raises ValueError, naming the keyword, if there is none."""
     unknown = next((keys for draft, keys in LATER.items() if draft in str(schema.get("$schema"))), ())
     known = each(used(schema), lambda part: shaped(readable(part, unknown)))
     changed = rewritten(known)
-    if changed is False:
-        raise ValueError("no value meets all of it")
+    if isinstance(changed, bool):
+        if not changed:
+            raise ValueError("no value meets all of it")
+        return {}
     rules = RULES if joins(known) else (closed, *RULES)
-    return (
-        each(changed, lambda part: reduce(lambda found, rule: rule(found), rules, part)) if changed is not True else {}
-    )
+    return each(changed, lambda part: reduce(lambda found, rule: rule(found), rules, part))
 
 
 def mixes_names(schema: Json) -> bool:

@@ -6,6 +6,7 @@ from functools import partial
 from itertools import combinations, pairwise, starmap
 from typing import Any
 
+from model.errors import quoted
 from service.schema.fields import Json
 from service.structured.proofs import ANYTHING, MAX_DEPTH, TYPES, Facts, Proofs, as_list, matches, type_of
 
@@ -39,7 +40,9 @@ def negated(proofs: Proofs, schema: Any, among: Facts, depth: int = MAX_DEPTH) -
     """
     if isinstance(schema, bool) or schema == {}:
         return schema is False
-    if proofs.spend() or not depth or not isinstance(schema, dict):
+    if not isinstance(schema, dict):
+        raise NotSupported(quoted(schema))
+    if proofs.spend() or not depth:
         raise NotSupported("too many schemas")
     if "$ref" in schema:
         if (target := proofs.target(schema["$ref"])) is None or len(schema) > 1:

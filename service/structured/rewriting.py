@@ -138,7 +138,7 @@ def _one_of(proofs: Proofs, schema: Json) -> Any:
     From a schema that is apart from another, nothing has to be left out for it. The name of a discriminator is required
     in all of them.
     """
-    rest, branches = _without(schema, "oneOf", "discriminator"), as_list(schema["oneOf"])
+    rest, branches = _without(schema, "oneOf", "discriminator"), schema["oneOf"]
     if (name := tag(schema)) is not None:
         branches = [{"allOf": [branch], "required": [name]} for branch in branches]
     branches = [branch for branch in branches if branch is not False]
@@ -235,7 +235,7 @@ def _chosen(proofs: Proofs, names: Sequence[str], n: int) -> list[tuple[str, ...
         return []
     found = [*islice(combinations(names, n), MAX_CASES + 1)]
     if len(found) > MAX_CASES or proofs.spend(len(found) * len(names) // 16):
-        raise NotSupported("too many cases")
+        raise NotSupported(f"more than {MAX_CASES} cases")
     return found
 
 

@@ -26,11 +26,12 @@ SETS = "[]&~-"
 FOURTH = "(?:0[48]|[2468][048]|[13579][26])"
 DAY = f"(?:0*[1-9][0-9]*-(?:..-(?:[013].|2[0-8])|(?:0[13-9]|1.)-29)|(?:..{FOURTH}|{FOURTH}00)-02-29)"
 SECOND = r":[0-5].(?:\.[0-9]{1,32})?(?:[zZ]|[+-]..:..)"
+OCTET = "%[0-9A-Fa-f]{2}"
 
 
 def _reference(beyond: str, *, scheme: bool) -> str:
     """Return the pattern of RFC 3986, or of RFC 3987 with characters `beyond` ASCII: with a scheme, or without too."""
-    word = rf"(?:[A-Za-z0-9._~!$&'()*+,;={beyond}-]|%[0-9A-Fa-f]{{2}})"
+    word = rf"(?:[A-Za-z0-9._~!$&'()*+,;={beyond}-]|{OCTET})"
     path = f"(?:{word}|[:@/])*"
     rooted = rf"//(?:(?:{word}|:)*@)?{word}*(?::[0-9]*)?(?:/{path})?|/(?:(?:{word}|[:@]){path})?"
     after = rf"(?:\?(?:{word}|[:@/?])*)?(?:#(?:{word}|[:@/?])*)?"
@@ -40,7 +41,7 @@ def _reference(beyond: str, *, scheme: bool) -> str:
 
 
 def _expression() -> str:
-    """Return a pattern of regular expressions: those with groups in groups of groups, and `{{n,m}}`, are left out."""
+    """Return a pattern of regular expressions: those with groups in groups of groups, and `{n,m}`, are left out."""
     escape = r"\\[dDwWsStnrfv/.*+?()|\[\]{}^$\\-]"
     several = r"(?:[*+?]\??|\{[0-9]{1,3},?\})?"
     klass = rf"\[\^?(?:0-9|a-z|A-Z|[^\\\[\]^\x00-\x1f-]|{escape})+\]"
@@ -51,7 +52,6 @@ def _expression() -> str:
 
 
 BEYOND = r"\x{A0}-\x{D7FF}\x{F900}-\x{FDCF}\x{FDF0}-\x{FFEF}\x{10000}-\x{1FFFD}\x{20000}-\x{2FFFD}"
-OCTET = "%[0-9A-Fa-f]{2}"
 VARIABLE = rf"(?:[A-Za-z0-9_]|{OCTET})+(?:\.[A-Za-z0-9_]+)*(?:\*|:[1-9][0-9]{{0,3}})?"
 PATTERNS: Mapping[str, str] = {
     "uri-reference": _reference("", scheme=False),
