@@ -48,7 +48,9 @@ class Cluster:
     @property
     def replicas(self) -> list[int]:
         """Process ids of the replicas, also of those that start or drain."""
-        found = [pid for pid in _descendants(os.getpid()) if _command(pid).startswith(f"ray::ServeReplica:{APP}")]
+        found = [
+            pid for pid in _descendants(os.getpid()) if _said(pid, "cmdline").startswith(f"ray::ServeReplica:{APP}")
+        ]
         return sorted(pid for pid in found if not ended(pid))
 
     @property
@@ -134,8 +136,8 @@ class Stream(threading.Thread):
 
 
 def engines(replica: int) -> list[int]:
-    """Process ids of a replica's engine, and of one that starts in its place."""
-    return [pid for pid in _descendants(replica) if "service.engine" in _command(pid) and not ended(pid)]
+    """Process ids of a replica's engine, and of one that starts in its place. The zygote has the same command."""
+    return [pid for pid in _descendants(replica) if not ended(pid) and _said(pid, "comm") == "noria-engine"]
 
 
 def _descendants(pid: int) -> list[int]:
@@ -154,9 +156,10 @@ def _parents() -> Iterator[tuple[int, int]]:
             continue
 
 
-def _command(pid: int) -> str:
+def _said(pid: int, file: str) -> str:
+    """What a file of a process says; nothing if it has ended."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
+        return Path(f"/proc/{pid}/{file}").read_text().strip()
     except OSError:
         return ""
 
@@ -171,7 +174,7 @@ def cluster() -> Iterator[Cluster]:
         "RAY_METRICS_REPORT_INTERVAL_MS": "1000",
         "PYTHONPATH": str(Path(__file__).parents[2]),  # of the workers, which need `tests` for their hook
     }
-    port, metrics_port = free_port(), free_port()
+    port, metrics_port, before = free_port(), free_port(), _descendants(os.getpid())
     with tempfile.TemporaryDirectory(prefix="nr", dir="/tmp") as directory:
         pace = Path(directory) / "pace"
         os.environ[PACE] = str(pace)
@@ -187,7 +190,7 @@ def cluster() -> Iterator[Cluster]:
             serve.start(http_options={"host": "127.0.0.1", "port": port})
             yield Cluster(port, metrics_port, pace)
         finally:
-            started = _descendants(os.getpid())
+            started = [pid for pid in _descendants(os.getpid()) if pid not in before]
             if ray.is_initialized():
                 serve.shutdown()
             ray.shutdown()
