@@ -54,9 +54,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _frozen() -> Iterator[None]:
-    """What a module has imported lives until the end too. What it leaves behind is collected here."""
-    yield
+def _frozen() -> None:
+    """What a module has imported lives until the end too.
+
+    What it leaves behind is collected before the next: pytest holds the arguments of its last test until then.
+    """
     gc.collect()
     gc.freeze()
 
