@@ -23,17 +23,20 @@ POLL_SECONDS = 0.002
 
 
 class ForkedProcess:
-    """A child of this process that was not started by `subprocess`. Any thread may call anything."""
+    """A child of this process that was forked, or `started` by `subprocess`. Any thread may call anything."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, started: "subprocess.Popen[bytes] | None" = None) -> None:
         self.pid = pid
+        self._started = started
         self._code: int | None = None
         self._lock = threading.Lock()  # nobody signals a process id that another thread has just given back
 
     def poll(self) -> int | None:
         """Return how it ended, as `subprocess.Popen.returncode`; None while it runs."""
         with self._lock:
-            if self._code is None:
+            if self._code is None and self._started is not None:
+                self._code = self._started.poll()
+            elif self._code is None:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
                 self._code = os.waitstatus_to_exitcode(status) if pid else None
             return self._code
@@ -68,9 +71,12 @@ def n_threads() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
 
 
-def adopt_orphans() -> None:
-    """Adopt each descendant whose parent ends, instead of the system's first process."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+def adopt_orphans() -> bool:
+    """Adopt each descendant whose parent ends, instead of the system's first process.
+
+    Returns whether the system lets this process do so: qemu, which emulates other processors, does not.
+    """
+    return ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1) == 0
 
 
 def fork(work: Callable[[], None]) -> ForkedProcess:

@@ -2,6 +2,7 @@
 
 Then it waits on the socket FD. Each message brings the other end of a wire, and a socket for the answer: it forks an
 engine, which answers with its process id. Only `supervision.zygote` starts it.
+With ENGINE before MODULE it is one engine itself, at this end of a wire.
 
 Why a fork is safe here:
 - Threads and locks: it has one thread, which waits for a message, so that nothing holds a lock. NumPy starts none
@@ -28,12 +29,8 @@ from model.machine.child import die_with_parent, name_process, title_process
 from model.machine.forking import fork_for_parent, n_threads
 from service import logs
 from service.engine.messages import Wire
-from service.engine.supervision.launch import PID_BYTES
+from service.engine.supervision.launch import ENGINE, PID_BYTES
 from service.engine.worker import Worker
-
-ENGINE = "engine"
-"""The word before MODULE and FD for an engine that could not be forked."""
-
 
 def main() -> None:
     *words, module, descriptor = sys.argv[1:]

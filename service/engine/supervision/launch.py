@@ -9,6 +9,8 @@ from model.machine.child import start_python
 NETWORK = "model.preloaded"
 """The module that imports what a runner of a model needs. PyTorch is among that, which takes longest of all."""
 PID_BYTES = 4
+ENGINE = "engine"
+"""The word before MODULE for an engine that is not forked."""
 
 
 class Launched(NamedTuple):

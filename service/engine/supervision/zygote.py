@@ -13,9 +13,9 @@ import time
 from concurrent.futures import Future
 from contextlib import suppress
 
-from model.machine.child import LOADING_SILENCE_SECONDS, STOPPED_SECONDS, ending
+from model.machine.child import LOADING_SILENCE_SECONDS, STOPPED_SECONDS, ending, start_python
 from model.machine.forking import ForkedProcess, adopt_orphans
-from service.engine.supervision.launch import PID_BYTES, Launched, launch
+from service.engine.supervision.launch import ENGINE, PID_BYTES, Launched, launch
 
 log = logging.getLogger("noria.engine")
 
@@ -38,12 +38,13 @@ def backoff(failures: int) -> float:
 class Zygote:
     """The zygote of a service. Another one follows when it ends, or when a signal stops it.
 
-    Engines are children of this process, so they outlive it. One thread starts zygotes and has them fork.
+    Engines are children of this process, so they outlive it. One thread starts zygotes and has them fork. Where the
+    system does not let this process adopt them, there is no zygote: it starts each engine anew.
     """
 
     def __init__(self, module: str = "", launched: Launched | None = None) -> None:
         """Take one that runs already, or start one soon. It imports `module`, if one is named."""
-        adopt_orphans()
+        self._adopts = adopt_orphans()
         self._module = module
         self._launched = launched
         self._failures = 0
@@ -81,6 +82,8 @@ class Zygote:
     def _watch(self) -> None:
         """Replace one that has ended, or that a signal has stopped."""
         before = self._launched
+        if not self._adopts:
+            return
         try:
             if self._living() is before:
                 self._failures = 0
@@ -91,7 +94,7 @@ class Zygote:
     def _answer(self, wire: socket.socket, future: "Future[ForkedProcess]") -> None:
         with wire:
             try:
-                process = ForkedProcess(self._fork(wire))
+                process = ForkedProcess(self._fork(wire)) if self._adopts else self._start(wire)
             except Exception as error:
                 if future.set_running_or_notify_cancel():
                     future.set_exception(error)
@@ -112,6 +115,12 @@ class Zygote:
                 raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
             _kill(launched.process)
         raise OSError(f"the zygote has ended ({ending(launched.process.poll() or 0)})")
+
+    def _start(self, wire: socket.socket) -> ForkedProcess:
+        """Start an engine anew, in a session of its own."""
+        self._end()  # the zygote that runs already
+        started = start_python("service.engine", ENGINE, self._module, sockets=[wire])
+        return ForkedProcess(started.pid, started)
 
     def _living(self) -> Launched:
         """Return the present zygote if it lives, else a new one. Raises OSError if the machine cannot start it."""

@@ -117,6 +117,25 @@ def test_an_engine_that_a_lost_zygote_should_fork_is_forked_by_the_next_one(
     own.close()
 
 
+def test_where_orphans_cannot_be_adopted_each_engine_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under qemu. The zygote that runs already ends."""
+    monkeypatch.setattr(supervised, "adopt_orphans", lambda: False)
+    own, restarts = Zygote(launched=(launched := launch(""))), []
+    hosts = Hosts(lambda: EngineProcess(FAKE, own))
+
+    async def body(client: EngineClient) -> None:
+        assert await collect(client.submit([1], PARAMS)) == expected([1], PARAMS)
+        assert ended(launched.process.pid)
+        os.kill(hosts.pid(0), signal.SIGKILL)
+        await until(lambda: bool(restarts))
+        await client.serving()
+        assert await collect(client.submit([1], PARAMS)) == expected([1], PARAMS)
+
+    with_client(hosts, body, on_restart=lambda: restarts.append(1))
+    assert all(ended(hosts.pid(n)) for n in range(2))
+    own.close()
+
+
 def test_nobody_waits_for_a_zygote_that_imports_to_end_its_engine() -> None:
     """The engine that is forked later all the same is ended at once."""
     others = {*offspring()}  # this process has adopted what other tests have left
