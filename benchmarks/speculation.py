@@ -1,118 +1,197 @@
-"""Speed without and with prompt lookup, alternating: `python -m benchmarks.speculation [MODEL] [--streams N]`.
+"""Speed without and with drafts, in turns: `python -m benchmarks.speculation [MODEL] [--draft self] [--streams 1,4]`.
 
-Four tasks repeat their prompt (an edit of code, a correction, a quotation, a summary), three are free writing. The
-answers without and with prompt lookup are compared token by token. They must be equal, as the schemes of the CPU
-kernels promise. The scheme is the default of `noria serve`: for the embedded model the file's own blocks (int4).
+The 40 prompts of speculation.json are chats, edits of code, tool calls and summaries. Each answer without drafts is
+compared with that with drafts, token by token: one that differs ends the program. Rates are of the tokens after the
+first, ratios are geometric means. No request drafts from the answer to another.
+
+--quantize none serves 16 bits. The embedded model's weights lie on a grid of 4 bits, so that its copy in 4 bits guesses
+nearly always right. --noise 1 moves each weight by up to half a step of such a grid, as it lies in other models.
+
+--chance P leaves out the model's own drafts: a drafter knows the answer, and is right with this chance. The model
+"seven-b" has random weights, and the sizes of Mistral 7B with eight layers.
 """
 
 import argparse
-import statistics
+import json
+import random
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
+from statistics import geometric_mean
+from tempfile import TemporaryDirectory
+from typing import Any
 
+import torch
+
+from benchmarks import random_weights
+from benchmarks.gpu.shapes import MISTRAL_7B
+from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.checkpoint.resolve import EMBEDDED, resolve
-from model.loading import create
+from model.checkpoint.stored import Stored
+from model.kernels.groups import BLOCK_GROUP
+from model.loading import load_from
+from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
 from model.step.runner import ModelRunner
-from service.engine.messages import Submit
+from service.engine.messages import Stats, Submit
+from service.engine.scheduling.drafts import Drafter
 from service.engine.scheduling.scheduler import Scheduler
 from service.generation.startup import load_text_side
 
-CODE = """class Account:
-    def __init__(self, owner, balance=0):
-        self.owner = owner
-        self.balance = balance
-        self.history = []
-
-    def deposit(self, amount):
-        if amount <= 0:
-            raise ValueError("amount must be positive")
-        self.balance += amount
-        self.history.append(("deposit", amount))
-
-    def withdraw(self, amount):
-        if amount > self.balance:
-            raise ValueError("not enough money")
-        self.balance -= amount
-        self.history.append(("withdraw", amount))
-"""
-PROSE = """A noria is a water wheel that lift water from a river into a small aqueduct. It's rim carries buckets or \
-pots, which fills below, ride up with the wheel and empty at the top. No animal turn it: the river's own current does. \
-The norias of Hama, in Syria, are among the largest that was ever build; some of them still turns today."""
-FACTS = """The mill opened in 1871 beside the river Orne. It ground wheat for nine villages. In 1902 a flood broke the \
-wheel, and the owner, Jean Morel, replaced it with a turbine. The mill closed in 1954. Since 1988 it is a museum."""
-GREEDY = SamplingParams(temperature=0.0, max_tokens=256)
-SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=3, max_tokens=256)
-TASKS = {
-    "code edit, greedy": (f"Add a docstring to the class and give back the whole code:\n\n{CODE}", GREEDY),
-    "correction, greedy": (f"Correct the mistakes and give back the whole text:\n\n{PROSE}", GREEDY),
-    "quotation, sampled": (f"Repeat this text word by word:\n\n{FACTS}", replace(SAMPLED, temperature=0.3)),
-    "summary, greedy": (f"Summarize this text in two sentences:\n\n{PROSE} {FACTS}", GREEDY),
-    "story, sampled": ("Write a story about a lighthouse keeper who finds a letter.", SAMPLED),
-    "essay, sampled at 1": ("Why do cities grow?", replace(SAMPLED, temperature=1.0, top_p=1.0)),
-    "poem, greedy": ("Write a poem about the sea.", GREEDY),
-}
+PROMPTS = Path(__file__).with_suffix(".json")
+SEVEN_B = replace(MISTRAL_7B, n_layers=8, windows=(4096,) * 8)
+Prompt = tuple[str, list[int]]
+"""Kind and tokens."""
+Guess = Callable[[Submit], Drafter]
+"""Makes the drafter of a request."""
 
 
-def answer(
-    runner: ModelRunner, prompt: list[int], params: SamplingParams, streams: int
-) -> tuple[list[list[int]], float, Scheduler]:
-    """The tokens of each stream, the tokens/s of all streams after their first tokens, and the scheduler."""
-    scheduler = Scheduler(runner.info, max_sequences=64, max_step_tokens=512)
-    tokens: list[list[int]] = [[] for _ in range(streams)]
-    for choice in range(streams):
-        scheduler.submit(Submit(choice, prompt, params, choice))
+class Guesses:
+    """Knows the answer, and drafts each token of it right with one chance."""
+
+    name, has_passes = "prompt_lookup", False
+
+    def __init__(self, n_prompt: int, answer: Sequence[int], chance: float) -> None:
+        self.chances: list[float] = []
+        self._n_prompt, self._answer, self._chance = n_prompt, answer, chance
+        self._random = random.Random(0)
+
+    def draft(self, tokens: Sequence[int], n_tokens: int) -> list[int]:
+        """See `Drafter`."""
+        first = len(tokens) - self._n_prompt
+        right = self._answer[first : first + n_tokens]
+        self.chances = [self._chance] * len(right)
+        return [token if self._random.random() < self._chance else token ^ 1 for token in right]
+
+    def observe(self, sampled: Sequence[int], n_verified: int) -> None:
+        """See `Drafter`."""
+
+
+class Measured(Scheduler):
+    """A scheduler whose steps are timed as the engine's are."""
+
+    def __init__(self, runner: ModelRunner, own: int) -> None:
+        super().__init__(replace(runner.info, own_draft_tokens=own), max_sequences=64, max_step_tokens=512)
+        self._runner = runner
+
+    def step(self, tokens: list[list[int]]) -> None:
+        batch, started = self.plan(), time.perf_counter()
+        output = self._runner.step(batch)
+        for update in self.commit(output):
+            tokens[update.id] += update.tokens
+        counts, cost = (batch.n_tokens - batch.n_prompt, batch.n_prompt, batch.n_pairs), self.prompts.cost
+        cost.note(*counts, time.perf_counter() - started - output.draft_seconds)
+        if output.draft_passes:
+            cost.note_passes(output.draft_passes, output.draft_seconds)
+
+
+def answer(scheduler: Measured, requests: list[Submit], guess: Guess | None = None) -> tuple[list[list[int]], float]:
+    """The tokens of each request, and the tokens/s of all after their first tokens."""
+    tokens: list[list[int]] = [[] for _ in requests]
+    for item in requests:
+        scheduler.submit(item)
+    if guess is not None:
+        for item, sequence in zip(requests, scheduler.view({}).waiting, strict=True):
+            sequence.drafters = [(guess(item), 10)]
     while not all(tokens):
-        _step(runner, scheduler, tokens)
+        scheduler.step(tokens)
     before, started = sum(map(len, tokens)), time.perf_counter()
     while scheduler.has_work:
-        _step(runner, scheduler, tokens)
-    return tokens, (sum(map(len, tokens)) - before) / (time.perf_counter() - started), scheduler
+        scheduler.step(tokens)
+    return tokens, (sum(map(len, tokens)) - before) / (time.perf_counter() - started)
 
 
-def _step(runner: ModelRunner, scheduler: Scheduler, tokens: list[list[int]]) -> None:
-    batch, started = scheduler.plan(), time.perf_counter()
-    for update in scheduler.commit(runner.step(batch)):
-        tokens[update.id] += update.tokens
-    counts = batch.n_tokens - batch.n_prompt, batch.n_prompt, batch.n_pairs
-    scheduler.prompts.cost.note(*counts, time.perf_counter() - started)
+def ratio(plain: Measured, drafting: Measured, requests: list[Submit], chance: float | None) -> float:
+    """The ratio of speeds, with drafts to without. No page is shared: both schedulers have the same memory."""
+    without = [replace(item, params=replace(item.params, prompt_lookup_num_tokens=0)) for item in requests]
+    expected, before = answer(plain, without)
+
+    def guess(item: Submit) -> Drafter:
+        return Guesses(len(item.prompt), expected[item.id], chance or 0.0)
+
+    found, after = answer(drafting, requests) if chance is None else answer(drafting, without, guess)
+    if found != expected:
+        raise SystemExit("the answers with drafts differ")
+    return after / before
 
 
-def measure(runner: ModelRunner, prompt: list[int], params: SamplingParams, streams: int, repeat: int) -> str:
-    """A row of the table."""
-    without = replace(params, prompt_lookup_num_tokens=0)
-    rates: list[tuple[float, float]] = []
-    for _ in range(repeat):
-        plain, before, _ = answer(runner, prompt, without, streams)
-        tokens, after, scheduler = answer(runner, prompt, params, streams)
-        if tokens != plain:
-            raise SystemExit("the answers with look-up differ")
-        rates.append((before, after))
-    stats = scheduler.stats()
-    without, with_lookup = (statistics.median(column) for column in zip(*rates, strict=True))
-    ratio = statistics.median(after / before for before, after in rates)
-    drafts = f"{stats.accepted_draft_tokens}/{stats.draft_tokens}"
-    return f"{sum(map(len, tokens)):6} {drafts:>10} {without:8.0f} {with_lookup:8.0f} {ratio:7.2f}"
+def noisy(checkpoint: Checkpoint, noise: float) -> Checkpoint:
+    """Move each weight of a matrix at random, by up to `noise` / 2 steps of a grid of 4 bits in groups of channels."""
+
+    def moved(skip: Any) -> Iterator[tuple[str, Stored]]:
+        generator = torch.Generator().manual_seed(0)
+        for name, stored in checkpoint.read(skip):
+            if len(stored.shape) != 2 or stored.shape[1] % BLOCK_GROUP:
+                yield name, stored
+                continue
+            weight = torch.cat([*stored.parts()]).float()
+            groups = weight.unflatten(1, (-1, BLOCK_GROUP))
+            step = groups.abs().amax(-1, keepdim=True) / 7
+            groups += noise * step * (torch.rand(groups.shape, generator=generator) - 0.5)
+            yield name, Stored(weight.bfloat16())
+
+    return replace(checkpoint, read=moved, kind="floats", own_bits=None)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", nargs="?", default=EMBEDDED)
-    parser.add_argument("--streams", type=int, default=1)
-    parser.add_argument("--repeat", type=int, default=5)
-    args = parser.parse_args()
-    directory = resolve(args.model)
+def load(model: str, noise: float, **options: Any) -> tuple[ModelRunner, list[Prompt], tuple[int, ...]]:
+    """The runner, the prompts in its tokens, and its end tokens."""
+    common = {"device": "cpu", "max_sequences": 64, "max_step_tokens": 512, "max_model_len": 2048, **options}
+    if model == "seven-b":
+        made = random_weights.checkpoint(SEVEN_B, torch.device("cpu"))
+        with TemporaryDirectory() as empty:  # where a tokenizer is looked for
+            runner = load_from(made, RunnerOptions(empty, **common), lambda stage, done: None)
+        return runner, [("random", random.Random(n).choices(range(3, 32_000), k=64)) for n in range(4)], ()
+    directory = resolve(model)
     side = load_text_side(directory, None)
     if side.chat is None:
         raise SystemExit("the model has no chat template")
-    runner = create(
-        lambda stage, done: None, model=str(directory), max_sequences=64, max_step_tokens=512, prompt_lookup="auto"
+    opened = open_checkpoint(directory, max_model_len=2048)
+    runner = load_from(
+        noisy(opened, noise) if noise else opened, RunnerOptions(str(directory), **common), lambda *_: None
     )
-    print(f"{'':20} tokens   accepted  without     with   ratio")
-    for name, (text, params) in TASKS.items():
-        prompt = side.chat.encode([{"role": "user", "content": text}])
-        params = replace(params, stop_token_ids=side.defaults.eos_token_ids)
-        print(f"{name:20} {measure(runner, prompt, params, args.streams, args.repeat)}", flush=True)
+    encode = side.chat.encode
+    texts = [(kind, text) for kind, texts in json.loads(PROMPTS.read_text()).items() for text in texts]
+    prompts = [(kind, encode([{"role": "user", "content": text}])) for kind, text in texts]
+    return runner, prompts, tuple(side.defaults.eos_token_ids)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default=EMBEDDED)
+    parser.add_argument("--quantize", default="auto")
+    parser.add_argument("--draft", default="off", choices=("off", "self"))
+    parser.add_argument("--prompt-lookup", default="auto", choices=("auto", "off"))
+    parser.add_argument("--streams", default="1")
+    parser.add_argument("--temperatures", default="0,0.8")
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--every", type=int, default=1, help="take every so many prompts")
+    parser.add_argument("--noise", type=float, default=0.0)
+    parser.add_argument("--chance", type=float)
+    args = parser.parse_args()
+    options = {"quantize": args.quantize, "draft": args.draft, "prompt_lookup": args.prompt_lookup}
+    runner, prompts, ends = load(args.model, args.noise, **options)
+    print(f"{runner.info.description['kernels']}, {runner.info.description['quantize']}, {args}")
+    for streams in map(int, args.streams.split(",")):
+        for temperature in map(float, args.temperatures.split(",")):
+            params = SamplingParams(temperature=temperature, top_p=0.95, max_tokens=args.tokens, stop_token_ids=ends)
+            plain, drafting = Measured(runner, 0), Measured(runner, 0 if args.chance else runner.info.own_draft_tokens)
+            kinds: dict[str, list[float]] = {}
+            for number, (kind, prompt) in enumerate(prompts[:: args.every]):
+                of = [Submit(n, prompt, replace(params, seed=n), cache_salt=f"{number} {n}") for n in range(streams)]
+                kinds.setdefault(kind, []).append(ratio(plain, drafting, of, args.chance))
+            print(row(streams, temperature, kinds, drafting.stats()), flush=True)
+
+
+def row(streams: int, temperature: float, kinds: dict[str, list[float]], stats: Stats) -> str:
+    """A line of the result: the mean of all prompts, the least, the mean of each kind, and the accepted drafts."""
+    every = [ratio for some in kinds.values() for ratio in some]
+    means = ", ".join(f"{kind} {geometric_mean(some):.2f}" for kind, some in kinds.items())
+    counts = [
+        f"{name} {getattr(stats, f'{name}_accepted')}/{getattr(stats, f'{name}_drafted')}" for name in stats.drafters
+    ]
+    about = f"{streams:2} streams, temperature {temperature}: {geometric_mean(every):.2f}, at least {min(every):.2f}"
+    return f"{about} ({means}); accepted: {', '.join(counts) or 'none'}"
 
 
 if __name__ == "__main__":

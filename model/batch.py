@@ -22,7 +22,8 @@ GRAPH_ROWS = 768
 BROKEN_NUMBERS = "the model's numbers for this request are not finite"
 """The fault of a slice whose keys and values may be broken too: nothing of its sequence is reused."""
 UNKNOWN = -1
-"""Stands for a sequence's last token while the step that samples it is still running."""
+"""Stands for a sequence's last token while the step that samples it is still running, and for a draft token that the
+runner is to find."""
 
 
 class PageTable(NamedTuple):
@@ -42,7 +43,8 @@ class Slice(NamedTuple):
     """Positions `start..stop-1` of one sequence, to be computed in this step. A snapshot: it never changes.
 
     `tokens` are the tokens of the sequence when the step was planned, prompt first: `len(tokens) >= stop`. The last
-    `n_draft` of them are draft tokens. A slice with draft tokens ends with the last of them.
+    `n_draft` of them are draft tokens. A slice with draft tokens ends with the last of them. If these are UNKNOWN, the
+    runner finds them, and the slice has one token before them.
     `tables` has one entry for each pool, in the order of `RunnerInfo.pools`. It has a page for position `stop - 1`.
     `choice` is the number of the sequence among the choices of its request. The seed, the choice and the output index
     fix the noise with which a token is sampled.
@@ -76,6 +78,11 @@ class Slice(NamedTuple):
             return (self,)
         first = self.stop - self.n_draft
         return tuple(self._replace(stop=first + n, n_draft=n) for n in range(self.n_draft + 1))
+
+    @property
+    def awaits_draft(self) -> bool:
+        """Return whether the runner is to find the draft tokens."""
+        return self.n_draft > 0 and self.tokens[self.stop - 1] == UNKNOWN
 
     @property
     def scores_prompt(self) -> bool:
@@ -169,10 +176,13 @@ class StepOutput:
     """The results of a step: one `SliceOutput` for each slice, in order.
 
     `media_faults` says for the number of a media item why it could not be encoded; sequences that need it end.
+    Draft tokens that the runner was to find took so many `draft_passes`, and `draft_seconds` together.
     """
 
     slices: tuple[SliceOutput, ...]
     media_faults: Mapping[int, str] = field(default_factory=dict)
+    draft_passes: int = 0
+    draft_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +235,8 @@ class RunnerInfo:
     Chunks of prompts aim at `target_first_token` seconds until a request's first token, and at `target_inter_token`
     between two tokens of the sequences that decode; 0 is no target.
     With `copies_pages`, a prompt may begin inside a page that is copied, because that is faster than to compute it.
-    `prompt_lookup_num_tokens` is the parameter's value for requests without one. With `prefixes`, pages go to disk.
+    `prompt_lookup_num_tokens` is the parameter's value for requests without one. The runner finds `own_draft_tokens` of
+    a slice at most. With `prefixes`, pages go to disk.
     """
 
     page_size: int
@@ -246,6 +257,7 @@ class RunnerInfo:
     target_inter_token: float = 0.0
     copies_pages: bool = False
     prompt_lookup_num_tokens: int = 0
+    own_draft_tokens: int = 0
     prefixes: PrefixFiles | None = None
 
     @property

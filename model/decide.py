@@ -38,13 +38,14 @@ class Decision:
     """The choices that the options leave open and that need no device: all ranks make the same.
 
     `config` has the windows that the model is served with. `chosen` is the scheme that --quantize names, `scheme` the
-    one that serves for it. The embeddings are in `dtype`, the values between layers in `activations`, keys and values
-    in `cache`. `bits` are those of the weights.
+    one that serves for it, `draft` that of the copy that drafts, if there is one. The embeddings are in
+    `dtype`, the values between layers in `activations`, keys and values in `cache`. `bits` are those of the weights.
     """
 
     config: ModelConfig
     chosen: Scheme
     scheme: Scheme
+    draft: Scheme | None
     dtype: str
     activations: str
     cache: CacheFormat
@@ -84,7 +85,25 @@ def decide(
     scheme.check_part(widest)
     activations = "float32" if scheme.compiled else dtype
     bits = stored_bits(config, scheme, dtype, own_bits)
-    return Decision(config, chosen, scheme, dtype, activations, cache_format(options.kv_dtype, dtype), bits)
+    draft = choose_draft(options, scheme, widest) if options.draft == "self" else None
+    return Decision(config, chosen, scheme, draft, dtype, activations, cache_format(options.kv_dtype, dtype), bits)
+
+
+def choose_draft(options: RunnerOptions, scheme: Scheme, shard: Shard) -> Scheme:
+    """Return the scheme of the copy of the weights that drafts. Raises OptionError where it could not save time."""
+    narrow = schemes.SCHEMES["int4"]
+    if not scheme.compiled:
+        raise OptionError("--draft self needs weights in the compiled kernels of a CPU; leave it out")
+    if (scheme.value_bits or 0) < 8:
+        raise OptionError(f"--draft self needs weights of 16 or 8 bits, --quantize {scheme.quantize} has fewer")
+    if shard.place.layout.size > 1:
+        raise OptionError(f"--draft self needs one rank, the layout is {shard.place.layout.name}; leave it out")
+    narrow.check_width(shard.config.dim)
+    if not narrow.fits(shard.config):
+        raise OptionError(
+            f"--draft self needs projections of multiples of {narrow.multiple} channels, which this model does not have"
+        )
+    return narrow
 
 
 def check_deterministic(scheme: Scheme, here: Abilities, dtype: str) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -20,7 +21,7 @@ from model.errors import MemoryLack, ModelError, OptionError, one_line
 from model.grammar.archive import packer
 from model.kernels.cpu import native
 from model.linear import selection as linear
-from model.linear.schemes import stored_as
+from model.linear.schemes import Scheme, stored_as
 from model.machine.device import choose_device, free_bytes, name_of, of_memory, unused_gpu
 from model.machine.gpu import driver
 from model.machine.helper import First
@@ -39,6 +40,7 @@ from model.network.transformer import Transformer
 from model.options import DRAFT_TOKENS, RunnerOptions, check_limits
 from model.prefixes import prefix_files
 from model.setup import Setup, choose
+from model.step.drafting import Drafter
 from model.step.executors import Executor
 from model.step.executors.compiled import CompiledExecutor
 from model.step.executors.torch import TorchExecutor
@@ -115,11 +117,12 @@ def load(setup: Setup, checkpoint: Checkpoint, progress: Progress, member: Membe
     (length,) = member.agree((sizes.length,))
     sizes = sizes._replace(length=length)
     model = read(setup, checkpoint, progress, member.group)
+    narrow = None if setup.draft is None else read_narrow(setup, setup.draft, model, checkpoint, progress)
     adapters = _read_adapters(setup, progress)
     archive = packer(Path(options.model), options.template)
     masks = Masks(First({"size": setup.config.vocab_size}, archive), setup.config.vocab_size)
     about = _describe(setup, checkpoint), prefix_files(setup, checkpoint)
-    build = partial(_runner, setup, model, masks, adapters, *about, member.runner)
+    build = partial(_runner, setup, model, narrow, masks, adapters, *about, member.runner)
     if gpu is not None:
         progress("measuring a step", 0.0)
         sizes = _measure(setup, sizes, gpu, build, reserved - adapters.n_bytes)
@@ -144,6 +147,8 @@ def size(setup: Setup, own_bits: OwnBits, gpu: profile.CudaMemory | None, reserv
     """
     options, pools, device, dtype = setup.options, setup.pool_sizes, setup.device, name_of(setup.dtype)
     needed = memory.weight_bytes(setup.shard, setup.scheme, dtype, own_bits)
+    if setup.draft is not None:
+        needed += memory.draft_bytes(setup.shard, setup.draft, dtype, own_bits)
     free = free_bytes(device) // (n_local if device.type == "cpu" else 1) - reserved
     where = "the GPU" if device.type == "cuda" else "this machine" if n_local == 1 else f"each of {n_local} ranks here"
     memory.check_weights(setup.shard, needed, stored_as(setup.scheme, dtype, own_bits), free, where)
@@ -189,6 +194,15 @@ def read(setup: Setup, checkpoint: Checkpoint, progress: Progress, group: Group 
     return model.eval()
 
 
+def read_narrow(
+    setup: Setup, scheme: Scheme, model: Transformer, checkpoint: Checkpoint, progress: Progress
+) -> Transformer:
+    """Read the weights again, for drafts in this scheme. It has the embeddings of the model, and no encoder."""
+    narrow = read(replace(setup, scheme=scheme), checkpoint, progress)
+    narrow.tok_embeddings, narrow.encoder = model.tok_embeddings, None
+    return narrow
+
+
 def _read_adapters(setup: Setup, progress: Progress) -> AdapterStore:
     """Read the adapters that the options name. Raises ModelError for one that is damaged."""
     read = partial(
@@ -225,6 +239,7 @@ def _lean(tensors: Iterable[tuple[str, Stored]]) -> Iterator[tuple[str, Stored]]
 def _runner(
     setup: Setup,
     model: Transformer,
+    narrow: Transformer | None,
     masks: Masks,
     adapters: AdapterStore,
     description: dict[str, str | int],
@@ -265,6 +280,7 @@ def _runner(
         target_inter_token=between,
         copies_pages=device.type == "cpu",
         prompt_lookup_num_tokens=DRAFT_TOKENS if alone and setup.options.prompt_lookup == "auto" else 0,
+        own_draft_tokens=0 if narrow is None else DRAFT_TOKENS,
         prefixes=prefixes,
     )
     executor: Executor = (
@@ -272,7 +288,20 @@ def _runner(
         if compiled is None
         else CompiledExecutor(compiled, media, head)
     )
-    return runner(executor, head, pools, info, masks, media)
+    if narrow is None:
+        return runner(executor, head, pools, info, masks, media)
+    return runner(executor, head, pools, info, masks, media, _drafter(setup, narrow, pools, tables, media, adapters))
+
+
+def _drafter(
+    setup: Setup, narrow: Transformer, pools: PagePools, tables: RopeTables, media: Encodings, adapters: AdapterStore
+) -> Drafter:
+    """Make what drafts over the model's pages, with the same sampling but for grammars."""
+    head = OutputHead(narrow, adapters, (), setup.kernels)
+    compiled = compiled_network(narrow, setup.attention, pools, tables, head.block_rows)
+    if compiled is None:
+        raise OptionError(f"--draft self needs --attention paged, {setup.attention_name} serves here; leave it out")
+    return Drafter(CompiledExecutor(compiled, media, head))
 
 
 def _reserved(setup: Setup) -> int:

@@ -226,6 +226,13 @@ class RunnerOptions:
         "save time. Answers do not change.",
         choices=("auto", "off"),
     )
+    draft: str = option(
+        "off",
+        "A copy of the weights in 4 bits, beside those of 16 or 8 bits on a CPU, drafts tokens. One stream becomes "
+        "faster, answers do not change (docs/speculation.md).",
+        choices=("off", "self"),
+        in_plan=True,
+    )
     cache_memory: int | None = option(
         None,
         "Memory of the KV cache, such as 4GiB; where several ranks share a model, of each.",

@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 class Setup:
     """How a model runs: every choice that `options` leaves open is made.
 
-    `chosen` is the weight scheme that --quantize names, `scheme` the one that serves for it on this device.
+    `chosen` is the weight scheme that --quantize names, `scheme` the one that serves for it on this device, `draft`
+    that of the copy of the weights that drafts, if there is one.
     `dtype` is the format of the embeddings, `activations` the format of the values between layers. `shard` is what this
     rank holds: all of the model if it is the only one. `kernels` are the compiled ones, on a CPU that has them.
     `by_torch` are the kinds of a GPU's kernels that failed the self-test: PyTorch computes what they would.
@@ -41,6 +42,7 @@ class Setup:
     device: torch.device
     chosen: Scheme
     scheme: Scheme
+    draft: Scheme | None
     dtype: torch.dtype
     activations: torch.dtype
     kv_dtype: torch.dtype
@@ -104,7 +106,7 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions, place: RankPlace = SI
     sizes = memory.pool_sizes(own, options, device.type, made.dtype, backend.page_size)
     slowness = encoder_slowness(made.scheme)
     media = media_sizes(shard.whole, options, activations.itemsize, slowness) if place.is_first else None
-    served = made.chosen, made.scheme, DTYPES[made.dtype], activations, kv_dtype
+    served = made.chosen, made.scheme, made.draft, DTYPES[made.dtype], activations, kv_dtype
     return Setup(options, device, *served, backend_name, backend, kernels, by_torch, shard, sizes, media, targets)
 
 

@@ -195,7 +195,7 @@ def _rank(decision: Decision, place: RankPlace, options: RunnerOptions, own: Own
         layers=len(shard.layers),
         embeddings=shard.keeps_embeddings(quantizes_head=scheme.compiled),
         head=place.is_last,
-        weights=memory.weight_bytes(shard, scheme, decision.dtype, own),
+        weights=memory.weight_bytes(shard, scheme, decision.dtype, own) + _draft_bytes(decision, shard, own),
         token=sum(sizes.page_bytes(window) for window in shard.config.pool_windows) // PAGE_SIZE,
         cache=None,
     )
@@ -204,6 +204,10 @@ def _rank(decision: Decision, place: RankPlace, options: RunnerOptions, own: Own
     captures = options.device == "cuda" and options.layout.size == 1
     graphs = sizes.graph_bytes(context, value_bytes) if captures else 0
     return _Rank(need, shard, sizes, media, step, graphs)
+
+
+def _draft_bytes(decision: Decision, shard: Shard, own: OwnBits) -> int:
+    return 0 if decision.draft is None else memory.draft_bytes(shard, decision.draft, decision.dtype, own)
 
 
 def _caches(

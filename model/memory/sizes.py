@@ -196,6 +196,13 @@ def weight_bytes(shard: Shard, scheme: Scheme, dtype: str, own_bits: OwnBits = N
     return math.ceil((layers * bits.layers + wide + shard.n_table_parameters * table_bits + bits.encoder) / 8)
 
 
+def draft_bytes(shard: Shard, scheme: Scheme, dtype: str, own_bits: OwnBits = None) -> int:
+    """Return the bytes of the copy of the weights in `scheme` that drafts: without embeddings, images and audio."""
+    bits = stored_bits(shard.config, scheme, dtype, own_bits)
+    beside = shard.n_table_parameters * bits.embeddings * shard.keeps_embeddings(quantizes_head=True) + bits.encoder
+    return weight_bytes(shard, scheme, dtype, own_bits) - int(beside / 8)
+
+
 def read_bytes(shard: Shard, scheme: Scheme, dtype: str, own_bits: OwnBits = None) -> int:
     """Return the bytes of weights that a step reads for a token: a rank's but embeddings, images, unused experts."""
     config, bits = shard.config, stored_bits(shard.config, scheme, dtype, own_bits)

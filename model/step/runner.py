@@ -1,6 +1,7 @@
 """ModelRunner: compute the steps of a loaded model."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from math import isfinite
@@ -15,6 +16,7 @@ from model.kernels.cpu.records import NO_TOKEN, NOT_FINITE
 from model.sampling_params import SamplingParams
 from model.step import packing, retry, sampler, scoring
 from model.step.ahead import LastTokens
+from model.step.drafting import Drafter
 from model.step.executors import Executor, Views
 from model.step.head import OutputHead
 from model.step.masks import Masks
@@ -77,12 +79,20 @@ class ModelRunner:
     """A loaded model: the `model.batch.Runner` of one process. `executor` says how it computes a step."""
 
     def __init__(
-        self, executor: Executor, head: OutputHead, pools: PagePools, info: RunnerInfo, masks: Masks, media: Encodings
+        self,
+        executor: Executor,
+        head: OutputHead,
+        pools: PagePools,
+        info: RunnerInfo,
+        masks: Masks,
+        media: Encodings,
+        drafter: Drafter | None = None,
     ) -> None:
         if missing := sampler.unimplemented((masks.step,), head.implemented, REPORTS):
             raise NotImplementedError(f"no sampling step and no report implements {', '.join(sorted(missing))}")
         self.executor, self.info, self.adapters = executor, info, head.adapters
         self.head, self.pages, self._masks, self._media = head, pools, masks, media
+        self._drafter = drafter
         self._last = LastTokens.of((), (), head.device)
 
     @property
@@ -119,6 +129,13 @@ class ModelRunner:
         return finish if len(sound) == len(faults) and not media else partial(_with_faults, finish, faults, media)
 
     def _launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
+        """Find the draft tokens for which slices leave places, then start the step."""
+        if self._drafter is None or not any(item.awaits_draft for item in batch.slices):
+            return self._start(batch)
+        batch, passes, seconds = self._drafter.fill(batch)
+        return partial(_with_drafting, self._start(batch), passes, seconds)
+
+    def _start(self, batch: StepBatch) -> Callable[[], StepOutput]:
         """Start a step. One that fails is computed at once, its slices apart. Masks of grammars are requested once."""
         self._masks.start([item.samples for item in batch.slices if item.params.grammar is not None])
         before = self._last
@@ -163,6 +180,10 @@ def fault_of(item: Slice, media: Mapping[int, str], adapters: Mapping[int, str])
     """Return the fault of a media item or adapter that the slice needs, by their numbers; None if there is none."""
     found = (media[placed.number] for placed in item.media if placed.number in media)
     return next(found, adapters.get(item.adapter))
+
+
+def _with_drafting(finish: Callable[[], StepOutput], passes: int, seconds: float) -> StepOutput:
+    return replace(finish(), draft_passes=passes, draft_seconds=seconds)
 
 
 def _with_faults(

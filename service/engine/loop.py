@@ -164,10 +164,10 @@ class EngineLoop:
         if output is not None and flight.n_tokens:
             self._steps.note(flight.batch, flight.n_tokens, self._landed_at - max(before, flight.launched))
         if output is not None and not (output.media_faults or any(item.fault for item in output.slices)):
-            self._note_cost(flight, before)  # a slice with a fault may not have been computed
+            self._note_cost(flight, before, output)  # a slice with a fault may not have been computed
         return updates
 
-    def _note_cost(self, flight: Flight, before: float) -> None:
+    def _note_cost(self, flight: Flight, before: float, output: StepOutput) -> None:
         """Note the pace of a step, and its cost if it is of tokens alone.
 
         In a pipeline both are of all steps between two steps of one sequence.
@@ -180,7 +180,10 @@ class EngineLoop:
             self._scheduler.prompts.pace.note(work, n_pairs, seconds)
         if work == n_tokens > 0:
             n_prompt = sum(item.batch.n_prompt for item in flights)
-            self._scheduler.prompts.cost.note(n_tokens - n_prompt, n_prompt, n_pairs, seconds)
+            cost = self._scheduler.prompts.cost
+            cost.note(n_tokens - n_prompt, n_prompt, n_pairs, seconds - output.draft_seconds)
+            if output.draft_passes:
+                cost.note_passes(output.draft_passes, output.draft_seconds)
 
     def _encoded(self, flights: Iterable[Flight]) -> float:
         """Return the work of the encoder in these steps, in tokens that take as long."""

@@ -176,6 +176,14 @@ class Admitted(NamedTuple):
     miss: PrefixMiss | None = None
 
 
+class DraftCount(NamedTuple):
+    """The draft tokens that a step verified in one sequence: who drafted them, how many, and how many it accepted."""
+
+    drafter: str
+    drafted: int
+    accepted: int
+
+
 class Update(NamedTuple):
     """The result of a step for one sequence.
 
@@ -183,7 +191,7 @@ class Update(NamedTuple):
     "repetition" or "error", or "timeout" or "abort" from `Mailbox.expire`. `admitted` comes with the first update.
     `failure` explains an "error" that the request itself caused, `fault` one of the server in this sequence alone.
     `processed` counts computed prompt tokens, if the request has progress reported. `embedding` [dim] comes with the
-    last update.
+    last update. `draft` counts the draft tokens of the step.
     """
 
     id: int
@@ -196,6 +204,7 @@ class Update(NamedTuple):
     processed: int | None = None
     embedding: tuple[float, ...] = ()
     fault: str | None = None
+    draft: DraftCount | None = None
 
 
 class AdapterStats(NamedTuple):
@@ -206,12 +215,17 @@ class AdapterStats(NamedTuple):
     waiting: int
 
 
+DRAFTERS = ("prompt_lookup", "answers", "self")
+"""Those who draft tokens, by their names in metrics."""
+
+
 class Stats(NamedTuple):
     """State of the engine after a step. Counters are totals since the engine started.
 
     `prompt_tokens` were computed, those of sequences that are computed again among them. `adapters` are those that
     sequences use. Of `hit_tokens`, `disk_tokens` were read from the prefix store. It has written `pages_written`, and
-    not written `pages_dropped`: its queue was full, or the disk refused them.
+    not written `pages_dropped`: its queue was full, or the disk refused them. Of each of DRAFTERS steps verified some
+    tokens, and accepted some.
     """
 
     running: int = 0
@@ -220,8 +234,6 @@ class Stats(NamedTuple):
     preemptions: int = 0
     queried_tokens: int = 0
     hit_tokens: int = 0
-    draft_tokens: int = 0
-    accepted_draft_tokens: int = 0
     pools: tuple[PoolPages, ...] = ()
     grammar_restarts: int = 0
     prompt_tokens: int = 0
@@ -230,6 +242,21 @@ class Stats(NamedTuple):
     disk_tokens: int = 0
     pages_written: int = 0
     pages_dropped: int = 0
+    prompt_lookup_drafted: int = 0
+    prompt_lookup_accepted: int = 0
+    answers_drafted: int = 0
+    answers_accepted: int = 0
+    self_drafted: int = 0
+    self_accepted: int = 0
+
+    @property
+    def drafters(self) -> list[str]:
+        """Return the names of those of whom a step has verified tokens."""
+        return [drafter for drafter in DRAFTERS if getattr(self, f"{drafter}_drafted")]
+
+    def drafts(self, verb: str) -> int:
+        """Return the draft tokens of all drafters that were "drafted", or "accepted"."""
+        return sum(getattr(self, f"{drafter}_{verb}") for drafter in DRAFTERS)
 
 
 @dataclass(frozen=True, slots=True)

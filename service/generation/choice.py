@@ -85,7 +85,7 @@ def split(update: Update) -> list[Update]:
     if n_tokens < 2:
         return [update]
     parts = [Update(update.id, update.tokens[at : at + 1], update.logprobs[at : at + 1]) for at in range(n_tokens)]
-    about_prompt = {name: getattr(update, name) for name in ("prompt_logprobs", "admitted", "processed")}
+    about_prompt = {name: getattr(update, name) for name in ("prompt_logprobs", "admitted", "processed", "draft")}
     at_end = {name: getattr(update, name) for name in ("finish", "failure", "fault", "embedding")}
     return [parts[0]._replace(**about_prompt), *parts[1:-1], parts[-1]._replace(**at_end)]
 
@@ -191,6 +191,8 @@ class Choice:
         """Count an update that has brought so many tokens, and so many of them of the thought."""
         if update.admitted is not None:
             self._meter.admit(update.admitted, self.submit, self.index)
+        if update.draft is not None:
+            self._meter.verify(update.draft)
         if n_tokens:
             self._latest = self._meter.generate(n_tokens, n_thought, self._latest)
 

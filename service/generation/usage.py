@@ -2,8 +2,9 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, Self, cast
 
 from typing_extensions import TypedDict  # pydantic, which reads it, needs this one before Python 3.12
@@ -11,7 +12,7 @@ from typing_extensions import TypedDict  # pydantic, which reads it, needs this 
 from model.media import KINDS
 from service.access.keys import Share
 from service.access.record import GenerationFacts, RequestRecord
-from service.engine.messages import Admitted, Submit
+from service.engine.messages import Admitted, DraftCount, Submit
 
 log = logging.getLogger("noria.request")
 
@@ -20,6 +21,7 @@ log = logging.getLogger("noria.request")
 class Usage:
     """The tokens of a request so far. A prompt counts once, whatever its number of choices.
 
+    `drafted` are draft tokens that steps verified, `accepted` those of them in the answer, by who drafted them.
     `reasoning` is the part of `completion` that is thought, `images` and `audio` are the parts of `prompt` that stand
     for them, and `from_disk` is the part of `cached` that was read from the prefix store.
     """
@@ -31,6 +33,8 @@ class Usage:
     images: int = 0
     audio: int = 0
     from_disk: int = 0
+    drafted: Counter[str] = field(default_factory=Counter)
+    accepted: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def of(cls, submits: Sequence[Submit]) -> Self:
@@ -53,7 +57,7 @@ class Timings(TypedDict):
     `load` is the wait until the model was loaded, before all others.
 
     Of the `cache_n` tokens from the cache `cache_disk_n` were read from the disk. `cache_miss` is null if all full
-    pages of the first prompt came from the cache.
+    pages of the first prompt came from the cache. `draft_n` draft tokens of these `drafters` were verified.
     """
 
     load_ms: float
@@ -67,6 +71,9 @@ class Timings(TypedDict):
     predicted_n: int
     predicted_ms: float
     predicted_per_second: float
+    draft_n: int
+    draft_n_accepted: int
+    drafters: list[str]
 
 
 class Observed(Protocol):
@@ -155,6 +162,11 @@ class Meter:
         facts.last_token = now
         return now
 
+    def verify(self, draft: DraftCount) -> None:
+        """Count the draft tokens that a step verified in a choice."""
+        self.usage.drafted[draft.drafter] += draft.drafted
+        self.usage.accepted[draft.drafter] += draft.accepted
+
     def close(self, finishes: Sequence[str]) -> None:
         """Let nothing of it wait, and complete the facts with the finish reasons of its choices."""
         self._wait(*(-part for part in self._waiting))
@@ -189,6 +201,9 @@ def timings(
         "predicted_n": usage.completion,
         "predicted_ms": _ms(predicted),
         "predicted_per_second": round(usage.completion / predicted, 2) if predicted else 0.0,
+        "draft_n": usage.drafted.total(),
+        "draft_n_accepted": usage.accepted.total(),
+        "drafters": sorted(usage.drafted),
     }
 
 

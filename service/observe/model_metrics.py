@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 from model.batch import RunnerInfo
-from service.engine.messages import FINISHES, Beat, Report, Stats
+from service.engine.messages import DRAFTERS, FINISHES, Beat, Report, Stats
 from service.observe.adapter_metrics import AdapterCounts, Values
 from service.observe.histogram import Histogram
 
@@ -33,11 +33,11 @@ COUNTERS = {
     "disk_tokens": ("prefix_cache_disk_tokens", "Prompt tokens of the hits that were read from --prefix-store."),
     "pages_written": ("prefix_store_written_pages", "Pages that were written to --prefix-store."),
     "pages_dropped": ("prefix_store_dropped_pages", "Pages that were not written: the disk was too slow, or failed."),
-    "draft_tokens": ("draft_tokens", "Draft tokens from prompt lookup."),
-    "accepted_draft_tokens": ("accepted_draft_tokens", "Draft tokens that the model accepted."),
 }
 """Field of `Stats` -> metric."""
-TOTALS = (*COUNTERS, "grammar_restarts")
+DRAFTS = {"draft_tokens": ("drafted", "Draft tokens"), "accepted_draft_tokens": ("accepted", "Accepted draft tokens")}
+"""Metric -> the last part of its fields of `Stats`, and text."""
+TOTALS = (*COUNTERS, "grammar_restarts", *(f"{name}_{verb}" for name in DRAFTERS for verb, _ in DRAFTS.values()))
 """Fields of `Stats` that count from the start of the engine."""
 Load = Literal["ok", "error"]
 Unload = Literal["idle", "memory", "request", "removed"]
@@ -166,6 +166,10 @@ class ModelMetrics:
     def total(self, field: str) -> int:
         return self._past[field] + getattr(self._current, field)
 
+    def drafts(self, verb: str) -> Values:
+        """Count the draft tokens that were "drafted", or "accepted", by drafter."""
+        return {(drafter,): self.total(f"{drafter}_{verb}") for drafter in DRAFTERS}
+
     def observe_tokens(self, n_tokens: int, seconds: float | None) -> None:
         """Count `n_tokens` that came together, `seconds` after the token before (None: they begin their sequence)."""
         self.generated += n_tokens
@@ -230,6 +234,8 @@ class ModelsCollector(Collector):
         yield counter("generated_tokens", "Tokens generated.", lambda m: m.generated)
         for field, (name, text) in COUNTERS.items():
             yield counter(name, text, methodcaller("total", field))
+        for name, (verb, text) in DRAFTS.items():
+            yield counter(name, f"{text}, by who drafts.", methodcaller("drafts", verb), "drafter")
         yield _family(InfoMetricFamily, served, "model", "The served models and how they run.", ModelMetrics.facts)
         yield gauge("lora_loaded", "LoRA adapters that requests may name.", lambda m: len(m.adapters.names()))
         about = "Requests by LoRA adapter and outcome."

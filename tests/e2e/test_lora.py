@@ -13,23 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 from tests.e2e.server import LiveServer, serving
-from tests.model.checkpoint.adapter_files import ALL, ATTENTION, save_peft
+from tests.e2e.short_adapters import save_short
+from tests.model.checkpoint.adapter_files import ALL, ATTENTION
 from tests.waiting import eventually
 
-DIM, HIDDEN, KEYS, VOCAB, LAYERS = 576, 1536, 192, 49152, 4
-SHAPES = {
-    "self_attn.q_proj": (DIM, DIM),
-    "self_attn.k_proj": (KEYS, DIM),
-    "self_attn.v_proj": (KEYS, DIM),
-    "self_attn.o_proj": (DIM, DIM),
-    "mlp.gate_proj": (HIDDEN, DIM),
-    "mlp.up_proj": (HIDDEN, DIM),
-    "mlp.down_proj": (DIM, HIDDEN),
-}
 KINDS: dict[str, dict[str, Any]] = {
     "attention": {"targets": ATTENTION, "r": 4},
     "all": {"targets": ALL, "r": 8},
@@ -44,11 +34,8 @@ Answer = tuple[str, list[float]]
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("adapters")
-    weights = {"lm_head.weight": torch.empty(VOCAB, DIM)}
-    for layer in range(LAYERS):
-        weights |= {f"model.layers.{layer}.{name}.weight": torch.empty(shape) for name, shape in SHAPES.items()}
     for seed, (name, about) in enumerate(KINDS.items()):
-        save_peft(directory / name, weights, seed=seed, lora_alpha=4, **about)
+        save_short(directory / name, seed=seed, **about)
     return directory
 
 

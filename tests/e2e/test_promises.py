@@ -79,7 +79,7 @@ def test_with_speculation(runner: ModelRunner, drafts: int | None) -> None:
     answers, scheduler = serve(runner, guessing, max_step_tokens=50)
     assert answers == alone
     stats = scheduler.stats()
-    assert stats.draft_tokens > stats.accepted_draft_tokens > 8
+    assert stats.drafts("drafted") > stats.drafts("accepted") > 8
 
 
 @pytest.mark.each
@@ -94,7 +94,7 @@ def test_penalties_beside_others_with_and_without_drafts(runner: ModelRunner, dr
     assert answers == alone
     assert serve(runner, [*guessing, MINE[0]])[0][:2] == alone
     stats = scheduler.stats()
-    assert stats.draft_tokens > stats.accepted_draft_tokens > 0
+    assert stats.drafts("drafted") > stats.drafts("accepted") > 0
 
 
 def test_after_preemption(options: dict[str, Any], runner: ModelRunner, load_short: Load) -> None:

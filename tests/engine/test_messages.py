@@ -59,7 +59,7 @@ UPDATE = Update(3, (7, 8), (SCORED,), (SCORED, SCORED), "stop", ADMITTED, "why",
         Beat(0.5, 2**30, 12.25),
         Report(
             (UPDATE, Update(4)),
-            Stats(1, 2, 3, 4, 5, 6, 7, 8, (PoolPages(None, 4, 6, 1, 0, 2, 3), PoolPages(16, 4, 9, 0, 0, 0, 9))),
+            Stats(1, 2, 3, 4, 5, 6, (PoolPages(None, 4, 6, 1, 0, 2, 3), PoolPages(16, 4, 9, 0, 0, 0, 9))),
         ),
     ],
     ids=lambda message: type(message).__name__,

@@ -193,7 +193,7 @@ def test_rows_are_counted_by_kind_while_somebody_looks() -> None:
     stats = drive.scheduler.stats()
     assert stats.generated_tokens == 80
     assert stats.prompt_tokens == sum(step.prompt for step in steps) == 12
-    assert sum(step.draft for step in steps) == drive.scheduler.stats().draft_tokens > 0
+    assert sum(step.draft for step in steps) == drive.scheduler.stats().drafts("drafted") > 0
     assert sum(step.decode for step in steps) == len(steps) - 2  # the prompt takes two
     now[0] += WATCHED_SECONDS + 1
     recorder.note(batch, 1, 0.5)

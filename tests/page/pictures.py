@@ -71,7 +71,7 @@ def picture(time: float = 1000.0, **fields: Any) -> dict[str, Any]:
         "queue_seconds": None,
         "preemptions": 0,
         "prefix": {"queried": 0, "hit": 0, "disk": 0},
-        "drafts": {"proposed": 0, "accepted": 0},
+        "drafts": {"proposed": 0, "accepted": 0, "drafters": []},
         "pools": [{"window": None, "page_size": 16, "pages": 512, "held": 0, "shared": 0, "cached": 0, "free": 512}],
         "steps": [],
         "sequences": [],

@@ -29,7 +29,7 @@ BUSY = picture(
     queue_seconds=1.26,
     preemptions=3,
     prefix={"queried": 1000, "hit": 420, "disk": 130},
-    drafts={"proposed": 100, "accepted": 61},
+    drafts={"proposed": 100, "accepted": 61, "drafters": ["prompt_lookup", "self"]},
 )
 
 

@@ -51,11 +51,12 @@ def _slowdown(depth: int) -> float:
 class StepCost:
     """The seconds of steps, as moving averages: a line over the rows of steps that only decode, and a prompt token.
 
-    `token` is 0 before the first prompt was computed.
+    `token` is 0 before the first prompt was computed. Draft tokens of the runner cost passes.
     """
 
     def __init__(self) -> None:
         self.token = 0.0
+        self._pass = 0.0
         self._weight = self._token_weight = 1.0  # of the next step
         self._rows = self._seconds = 0.0  # means
         self._variance = self._covariance = 0.0  # of the rows, and of rows and seconds
@@ -71,6 +72,16 @@ class StepCost:
     def fixed_rows(self) -> float:
         """Return the number of rows that take as long as a step without rows."""
         return self.decode(0) / self.row if self.row else TYPICAL_ROWS
+
+    @property
+    def pass_rows(self) -> float:
+        """Return the number of rows that take as long as a pass of narrow weights: half of a step, as a first guess."""
+        return self._pass / self.row if self._pass else self.fixed_rows / 2
+
+    def note_passes(self, n_passes: int, seconds: float) -> None:
+        """Record how long the passes of a step took."""
+        each = seconds / n_passes
+        self._pass += TOKEN_WEIGHT * (min(each, LONGEST * self._pass) - self._pass) if self._pass else each
 
     def decode(self, rows: float) -> float:
         """Return the seconds of a step of so many rows that decode, without prompts; 0 before the first such step."""

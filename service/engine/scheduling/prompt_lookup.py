@@ -1,7 +1,7 @@
-"""Prompt lookup: draft a sequence's next tokens from its earlier ones (arXiv 2304.04487), as many as pay."""
+"""Prompt lookup: draft a sequence's next tokens from its earlier ones (arXiv 2304.04487)."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import cycle, islice
 
 MATCHES = (1, 2, 4, 8)
@@ -25,6 +25,8 @@ class PromptLookup:
     costs nothing. O(1) a token. No draft has the token `placeholder`, which stands for embeddings in a prompt: what
     followed it there follows it in no answer.
     """
+
+    name, has_passes = "prompt_lookup", False
 
     def __init__(self, placeholder: int | None = None) -> None:
         self.acceptances = list(FIRST_ACCEPTANCES)  # chance that a draft token is accepted if all before it are
@@ -55,8 +57,8 @@ class PromptLookup:
         self._levels = [LEVELS[min(length, len(LEVELS)) - 1] for length in lengths]
         return self._draft
 
-    def observe(self, sampled: Sequence[int]) -> None:
-        """Compare the latest draft with the tokens that were then sampled."""
+    def observe(self, sampled: Sequence[int], n_verified: int = 0) -> None:
+        """Compare the latest draft with the tokens that were then sampled, however many of it the step verified."""
         for n, (draft, token, level) in enumerate(zip(self._draft, sampled, self._levels, strict=False), start=1):
             self.acceptances[level] += ACCEPTANCE_SMOOTHING * ((draft == token) - self.acceptances[level])
             if draft != token and level:
@@ -89,39 +91,3 @@ def _common(tokens: Sequence[int], end: int) -> int:
     """Count the tokens before position `end` that are those at the end of the text, at most `len(LEVELS)`."""
     most = min(len(LEVELS), end)
     return next((n for n in range(most) if tokens[end - 1 - n] != tokens[-1 - n]), most)
-
-
-GAIN = 2
-"""A draft token must give this many times the tokens that its row costs: costs and chances are estimates. With 1, chats
-of 8 and 32 streams lose 2 to 4 %."""
-
-
-class DraftBudget:
-    """Expected tokens of one step against its cost, as draft tokens are added to it.
-
-    `n_tokens` are sampled without drafts. A step costs as many rows, and `fixed_rows` more; the rows of prompts beside
-    them do not count. A draft token adds one row, and gives a token with the chance that it and all before it are
-    accepted. It pays as long as that chance is more than GAIN times the tokens per cost of the step so far. With 10
-    fixed rows, a sequence alone may add draft tokens with chances down to 2 in 11; beside 31 others it adds none.
-    """
-
-    def __init__(self, n_tokens: int, fixed_rows: float) -> None:
-        self._expected = float(n_tokens)
-        self._cost = fixed_rows + n_tokens
-
-    @property
-    def is_spent(self) -> bool:
-        """Return whether not even a token that is certain pays."""
-        return self._cost <= GAIN * self._expected
-
-    def add(self, chances: Iterable[float]) -> int:
-        """Add the draft tokens of a sequence that pay; returns how many. A chance holds if all before are accepted."""
-        n_tokens, chance = 0, 1.0
-        for accepted in chances:
-            chance *= accepted
-            if chance * self._cost <= GAIN * self._expected:
-                break
-            self._cost += 1
-            self._expected += chance
-            n_tokens += 1
-        return n_tokens

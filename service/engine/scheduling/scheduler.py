@@ -22,13 +22,13 @@ from dataclasses import replace
 from itertools import chain, count
 
 from model.batch import BROKEN_NUMBERS, RunnerInfo, SliceOutput, StepBatch, StepOutput
-from service.engine.messages import AGAIN, Admitted, Stats, Submit, Update
+from service.engine.messages import AGAIN, Admitted, DraftCount, Stats, Submit, Update
 from service.engine.picture import Reason
 from service.engine.prefixes.store import PrefixStore
 from service.engine.scheduling.budget import PromptBudget, StepLimit, prompt_work
+from service.engine.scheduling.drafts import Draft, DraftBudget, Drafters
 from service.engine.scheduling.media import MediaStore, MediaTable
 from service.engine.scheduling.prefix import Trail, copy_part, fits, promised, reuse, unname, withdraw
-from service.engine.scheduling.prompt_lookup import DraftBudget
 from service.engine.scheduling.queue import AdapterPlaces, Running, WaitingQueue
 from service.engine.scheduling.sequence import Sequence
 from service.engine.scheduling.step import Step
@@ -75,6 +75,7 @@ class Scheduler:
         self._depth = info.pipeline  # steps in flight
         self._max_model_len = info.max_model_len
         self._copies_pages = info.copies_pages
+        self._drafters = Drafters(info.own_draft_tokens)
         self._draft_tokens = info.prompt_lookup_num_tokens  # of sequences that do not say
         self._clock = clock
         self._sequences: dict[int, Sequence] = {}  # running and waiting, by id
@@ -123,7 +124,7 @@ class Scheduler:
             media = MediaTable(self._media, request, inputs)
             place = self._places.pop(request.ids[index], None)
             number, arrived = place or (next(self._numbers), now)
-            sequence = Sequence(request, index, self.pools, media, arrived, number, name)
+            sequence = Sequence(request, index, self.pools, media, arrived, number, self._drafters, name)
             self._sequences[sequence.id] = sequence
             self._queue.add(sequence)
 
@@ -153,11 +154,12 @@ class Scheduler:
             elif first not in behind:
                 break
         self._blocked = self._why_blocked(step) if self._queue else None
-        if any(item.lookup is not None for item in step.parts):
+        if any(item.drafters for item in step.parts):
             # The chunks of prompts have no say: drafts would end wherever a prompt is computed in many steps.
             most = int(min(self._limit.now, self.prompts.pace.tokens(0))) // self._depth  # whatever the targets are
             step.budget = max(step.budget, most - (budget - step.budget))
-            pays = DraftBudget(len(step.sampling), self.prompts.cost.fixed_rows)
+            cost = self.prompts.cost
+            pays = DraftBudget(len(step.sampling), cost.fixed_rows, cost.pass_rows)
             step.add_drafts(pays, len(self._in_flight()))
         step.media = self._media.take()
         if batch := step.batch():
@@ -198,15 +200,15 @@ class Scheduler:
                 self._totals["prompt_tokens"] += stop - start
             if self._has(sequence):  # else it ended while the step was in flight
                 sequence.last_step = self._n_committed
+                draft = self._observe(sequence, step.drafts.get(sequence), result)
                 update = self._break(sequence, result) if result.ends else self._advance(sequence, start, stop, result)
                 if update is not None:
-                    updates.append(update)
+                    updates.append(update if draft is None else update._replace(draft=draft))
                     generated[sequence.priority, sequence.tenant] += len(update.tokens)
         for (priority, tenant), n_tokens in generated.items():
             self._queue.charge(priority, tenant, generated=n_tokens)
             self._totals["generated_tokens"] += n_tokens
-        for sequence, draft in step.drafts.items():
-            self._totals["draft_tokens"] += len(draft)
+        for sequence in step.drafts:
             for table in sequence.tables:
                 table.shrink(sequence.computed)
         self.advanced = [item.id for item in (*step.parts, *self._behind_media(step))]
@@ -379,6 +381,8 @@ class Scheduler:
     def _forget(self, sequence: Sequence) -> None:
         if sequence.admitted is not None:
             self._trail.note_end(sequence)
+        if sequence.answers is not None:
+            sequence.answers.add(sequence.tokens[sequence.n_prompt :])
         self._release(sequence)
         del self._sequences[sequence.id]
         if sequence in self._running:
@@ -467,9 +471,18 @@ class Scheduler:
             self._media.withdraw(sequence.media.spans)
         return Update(sequence.id, finish="error", failure=result.failure, fault=result.fault)
 
+    def _observe(self, sequence: Sequence, draft: Draft | None, result: SliceOutput) -> DraftCount | None:
+        """Count the draft tokens that the step verified, and let all drafters learn from its result."""
+        for drafter, _ in sequence.drafters:
+            drafter.observe(result.tokens, len(draft.tokens) if draft and draft.drafter is drafter else 0)
+        if draft is None:
+            return None
+        count = DraftCount(draft.drafter.name, len(draft.tokens), max(0, len(result.tokens) - 1))
+        self._totals[f"{count.drafter}_drafted"] += count.drafted
+        self._totals[f"{count.drafter}_accepted"] += count.accepted
+        return count
+
     def _advance(self, sequence: Sequence, start: int, stop: int, result: SliceOutput) -> Update | None:
-        if sequence.lookup is not None:
-            self._totals["accepted_draft_tokens"] += max(0, len(result.tokens) - 1)
         update, full = sequence.take(start, stop, result)
         if full:
             self._trail.note(sequence, full, sequence.computed)

@@ -1,6 +1,6 @@
 """One sequence: its tokens and media, how far they are computed, the pages of their keys and values, and its end."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Items
 from operator import add
 
@@ -8,9 +8,9 @@ from model.batch import SliceOutput, TokenLogprob
 from model.sampling_params import SamplingParams
 from model.token_counts import TokenCounts
 from service.engine.messages import Admitted, Submit, Update
+from service.engine.scheduling.drafts import Draft, Drafters
 from service.engine.scheduling.media import MediaTable
 from service.engine.scheduling.pages import PagePool, Table, chain_seed, page_content, page_name
-from service.engine.scheduling.prompt_lookup import PromptLookup
 from service.engine.scheduling.repetition import Repetition
 
 
@@ -31,6 +31,7 @@ class Sequence:
         media: MediaTable,
         arrived: float,
         number: int,
+        drafters: Drafters,
         adapter_name: str = "",
     ) -> None:
         self.id = submit.ids[index]
@@ -58,14 +59,13 @@ class Sequence:
         self.tables = tuple(Table(pool) for pool in pools)
         self._rolling = [table for table in self.tables if table.pool.window is not None]
         self.media = media
-        placeholder = submit.prompt[submit.media[0].start] if submit.media else None
-        self.lookup = PromptLookup(placeholder) if submit.params.prompt_lookup_num_tokens else None
         rule = submit.params.repetition_detection
         self.repetition = None if rule is None else Repetition(rule, submit.output)
         self.pooled: tuple[float, ...] = ()
         self._page_size = pools[0].page_size
         self.salted = bool(submit.cache_salt)
         self._seed = chain_seed(submit.cache_salt, adapter_name, submit.cache_owner)
+        self.drafters, self.answers = drafters.of(submit, self._seed)
         self._names: list[bytes] = []
 
     @property
@@ -141,6 +141,15 @@ class Sequence:
         self.assumed = True
         self.length = len(self.tokens) + 1
 
+    def offers(self, most: int, *, decodes: bool) -> Iterator[tuple[Draft, list[float]]]:
+        """Yield the drafts of up to `most` tokens that could follow, with the chances of their tokens.
+
+        The runner drafts only for one that `decodes`: its last token alone is not computed.
+        """
+        for drafter, limit in self.drafters:
+            if (decodes or not drafter.has_passes) and (found := drafter.draft(self.tokens, min(limit, most))):
+                yield Draft(drafter, tuple(found)), drafter.chances
+
     def full_blocks(self, start: int, stop: int) -> range:
         """Return the blocks that positions `start..stop-1` complete, as far as their tokens are known."""
         return range(start // self._page_size, min(stop, len(self.tokens)) // self._page_size)
@@ -210,8 +219,6 @@ class Sequence:
 
         All but the last are computed already.
         """
-        if self.lookup is not None:
-            self.lookup.observe(sampled)
         if not sampled:
             return (), None
         before = len(self.tokens) - self.n_prompt

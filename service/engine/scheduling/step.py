@@ -4,8 +4,8 @@ from collections.abc import Sequence as Items
 from typing import overload
 
 from model.batch import UNKNOWN, PageCopy, Slice, StepBatch
+from service.engine.scheduling.drafts import Draft, DraftBudget
 from service.engine.scheduling.media import MediaPlan
-from service.engine.scheduling.prompt_lookup import DraftBudget
 from service.engine.scheduling.sequence import Sequence
 
 ASSUMED = (UNKNOWN,)
@@ -58,7 +58,7 @@ class Step:
         self.budget = budget
         self.media_budget = media_budget
         self.parts: dict[Sequence, tuple[int, int]] = {}
-        self.drafts: dict[Sequence, list[int]] = {}
+        self.drafts: dict[Sequence, Draft] = {}
         self.media = MediaPlan((), (), waits=False)
         self.copies: list[PageCopy] = []
         self.named: dict[tuple[int, bytes], Sequence] = {}
@@ -75,7 +75,8 @@ class Step:
         return [item for item, (_, stop) in parts if stop == item.length and item.n_output < item.params.max_tokens]
 
     def batch(self) -> StepBatch:
-        slices = (_slice(sequence, stop, self.drafts.get(sequence, ())) for sequence, (_, stop) in self.parts.items())
+        drafts = {sequence: draft.tokens for sequence, draft in self.drafts.items()}
+        slices = (_slice(sequence, stop, drafts.get(sequence, ())) for sequence, (_, stop) in self.parts.items())
         return StepBatch(tuple(slices), self.media.work, self.media.forgotten, tuple(self.copies))
 
     def left(self, sequence: Sequence) -> int:
@@ -115,21 +116,37 @@ class Step:
 
         `n_reserved` pages stay for the sequences of other steps in flight, one for each.
         """
-        for sequence, (_, stop) in self.parts.items():
+        passes: list[tuple[Sequence, Draft, Items[float]]] = []
+        for sequence, (start, stop) in self.parts.items():
             if pays.is_spent:
-                return
-            params = sequence.params
-            limit = min(params.prompt_lookup_num_tokens or 0, params.max_tokens - sequence.n_output - 1)
-            if sequence.lookup is None or limit < 1 or stop < sequence.length:
+                break
+            most = self._most_drafts(sequence, stop, n_reserved)
+            if most < 1 or stop < sequence.length:
                 continue
-            draft = sequence.lookup.draft(sequence.tokens, limit)
-            available = min(table.capacity() - n_reserved * table.pool.page_size for table in sequence.tables) - stop
-            n = min(len(draft), self.budget, available)
-            if n > 0 and (n := pays.add(sequence.lookup.chances[:n])):
-                for table in sequence.tables:
-                    table.grow(stop + n)
-                self.drafts[sequence] = draft[:n]
-                self.budget -= n
+            offers = list(sequence.offers(most, decodes=stop - start == 1))
+            if not offers:
+                continue
+            draft, chances = max(offers, key=lambda one: pays.best_rate(one[1], has_passes=one[0].drafter.has_passes))
+            if draft.drafter.has_passes:
+                passes.append((sequence, draft, chances))
+            else:
+                self._take_draft(sequence, draft, pays.add(chances))
+        for (sequence, draft, _), n in zip(passes, pays.add_passes([chances for *_, chances in passes]), strict=True):
+            self._take_draft(sequence, draft, min(n, self._most_drafts(sequence, sequence.length, n_reserved)))
+
+    def _most_drafts(self, sequence: Sequence, stop: int, n_reserved: int) -> int:
+        """Return the number of draft tokens for which output, budget and pages have places."""
+        available = min(table.capacity() - n_reserved * table.pool.page_size for table in sequence.tables) - stop
+        return min(sequence.params.max_tokens - sequence.n_output - 1, self.budget, available)
+
+    def _take_draft(self, sequence: Sequence, draft: Draft, n: int) -> None:
+        """Add the first `n` tokens of a draft, with their pages."""
+        if n < 1:
+            return
+        for table in sequence.tables:
+            table.grow(sequence.length + n)
+        self.drafts[sequence] = draft._replace(tokens=draft.tokens[:n])
+        self.budget -= n
 
 
 def _slice(sequence: Sequence, stop: int, draft: Items[int]) -> Slice:

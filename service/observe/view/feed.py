@@ -41,6 +41,7 @@ class Prefix(TypedDict):
 class Drafts(TypedDict):
     proposed: int
     accepted: int
+    drafters: list[str]
 
 
 class EngineEvent(TypedDict):
@@ -169,7 +170,11 @@ class Feed:
             "queue_seconds": _rounded(queued),
             "preemptions": stats.preemptions,
             "prefix": {"queried": stats.queried_tokens, "hit": stats.hit_tokens, "disk": stats.disk_tokens},
-            "drafts": {"proposed": stats.draft_tokens, "accepted": stats.accepted_draft_tokens},
+            "drafts": {
+                "proposed": stats.drafts("drafted"),
+                "accepted": stats.drafts("accepted"),
+                "drafters": stats.drafters,
+            },
             "pools": stats.pools,
             "steps": picture.steps,
             "sequences": picture.sequences,

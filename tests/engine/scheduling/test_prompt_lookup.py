@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.engine.scheduling.prompt_lookup import CANDIDATES, GAIN, MATCHES, DraftBudget, PromptLookup
+from service.engine.scheduling.drafts import GAIN, DraftBudget
+from service.engine.scheduling.prompt_lookup import CANDIDATES, MATCHES, PromptLookup
 
 
 def match(tokens: list[int], end: int) -> int:

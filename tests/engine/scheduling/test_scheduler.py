@@ -134,7 +134,7 @@ DRAFTING = SamplingParams(max_tokens=60, prompt_lookup_num_tokens=8, logprobs=1)
 
 
 def accepted(drive: Drive) -> int:
-    return drive.scheduler.stats().accepted_draft_tokens
+    return drive.scheduler.stats().drafts("accepted")
 
 
 def test_drafts_save_steps_and_change_nothing() -> None:
@@ -146,7 +146,9 @@ def test_drafts_save_steps_and_change_nothing() -> None:
         assert drive.scheduler.pools[0].stats.held == -(-computed // 4)  # pages of rejected draft tokens were released
     assert drive.answers[1] == expected([1, 2, 3], DRAFTING, say=parrot)
     assert [item.token for update in drive.updates[1] for item in update.logprobs] == drive.answers[1]
-    assert drive.scheduler.stats().draft_tokens > accepted(drive) > 0  # some draft tokens were right, some were not
+    assert (
+        drive.scheduler.stats().drafts("drafted") > accepted(drive) > 0
+    )  # some draft tokens were right, some were not
     assert len(drive.runner.steps) == 60 - accepted(drive)
 
 

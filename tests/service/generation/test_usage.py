@@ -6,7 +6,7 @@ import pytest
 
 from model.sampling_params import SamplingParams
 from service.access.record import Policy, RequestRecord
-from service.engine.messages import Admitted, Submit
+from service.engine.messages import Admitted, DraftCount, Submit
 from service.generation import usage as module
 from service.generation.usage import Backlog, Meter
 
@@ -56,6 +56,8 @@ def test_times_of_a_request_add_up(clock: Clock) -> None:
     clock.now = 15.0
     latest = meter.generate(1, 1, None)
     clock.now = 19.0
+    for draft in (DraftCount("self", 4, 3), DraftCount("answers", 2, 1), DraftCount("self", 3, 0)):
+        meter.verify(draft)
     assert meter.generate(2, 0, latest) == 19.0
     assert meter.timings() == {
         "load_ms": 500.0,
@@ -69,6 +71,9 @@ def test_times_of_a_request_add_up(clock: Clock) -> None:
         "predicted_n": 3,
         "prompt_per_second": 2.0,
         "predicted_per_second": 0.75,
+        "draft_n": 9,
+        "draft_n_accepted": 4,
+        "drafters": ["answers", "self"],
     }
     assert metrics.seen == {
         "queue": [(2.0,)],

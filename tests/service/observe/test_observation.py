@@ -269,8 +269,9 @@ def test_counters_survive_the_engine_and_windows_are_named() -> None:
         preemptions=2,
         queried_tokens=10,
         hit_tokens=4,
-        draft_tokens=7,
-        accepted_draft_tokens=3,
+        prompt_lookup_drafted=7,
+        prompt_lookup_accepted=3,
+        self_drafted=5,
         grammar_restarts=2,
         pools=(PoolPages(256, 16, 8, 3, 0, 1, 4), PoolPages(None, 16, 10, 1, 0, 0, 9)),
     )
@@ -279,15 +280,17 @@ def test_counters_survive_the_engine_and_windows_are_named() -> None:
     model.stats = lambda: stats
     model.observe_report(Report((), stats))
     model.observe_restart()
-    model.observe_report(Report((), Stats(preemptions=1, queried_tokens=5, hit_tokens=5, draft_tokens=1)))
+    model.observe_report(Report((), Stats(preemptions=1, queried_tokens=5, hit_tokens=5, prompt_lookup_drafted=1)))
     metrics.observe_helper_restart("trial")
     lines = metrics.render().decode().splitlines()
     for line in (
         'noria_preemptions_total{model="fake"} 3.0',
         'noria_prefix_cache_queried_tokens_total{model="fake"} 15.0',
         'noria_prefix_cache_hit_tokens_total{model="fake"} 9.0',
-        'noria_draft_tokens_total{model="fake"} 8.0',
-        'noria_accepted_draft_tokens_total{model="fake"} 3.0',
+        'noria_draft_tokens_total{drafter="prompt_lookup",model="fake"} 8.0',
+        'noria_draft_tokens_total{drafter="answers",model="fake"} 0.0',
+        'noria_draft_tokens_total{drafter="self",model="fake"} 5.0',
+        'noria_accepted_draft_tokens_total{drafter="prompt_lookup",model="fake"} 3.0',
         'noria_engine_restarts_total{model="fake"} 1.0',
         'noria_grammar_restarts_total{process="trial"} 1.0',
         'noria_grammar_restarts_total{process="follower"} 2.0',

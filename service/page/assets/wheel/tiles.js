@@ -10,6 +10,10 @@ function seconds(value) {
   return value < 1 ? `${whole(1000 * value)} ms` : `${value.toFixed(1)} s`;
 }
 
+function kept({ proposed, accepted, drafters }) {
+  return proposed ? `${share(accepted, proposed)} (${drafters.join(", ").replaceAll("_", " ")})` : "–";
+}
+
 const TILES = [
   ["Running", "Requests in the batch now", ({ running }) => whole(running)],
   ["Waiting", "Requests in the queue", ({ waiting }) => whole(waiting)],
@@ -20,7 +24,7 @@ const TILES = [
   ["Preemptions", "How often a request lost its pages because there were too few", (p) => whole(p.preemptions)],
   ["Prefix hits", "Prompt tokens that were found in the KV cache", ({ prefix }) => share(prefix.hit, prefix.queried)],
   ["From disk", "Prompt tokens that --prefix-store had on disk", ({ prefix }) => share(prefix.disk, prefix.queried)],
-  ["Drafts kept", "Draft tokens that the model agreed with", ({ drafts }) => share(drafts.accepted, drafts.proposed)],
+  ["Drafts kept", "Draft tokens that the model agreed with", ({ drafts }) => kept(drafts)],
 ];
 
 /** The numbers of a picture, if there is one. */
