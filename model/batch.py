@@ -236,7 +236,7 @@ class RunnerInfo:
     between two tokens of the sequences that decode; 0 is no target.
     With `copies_pages`, a prompt may begin inside a page that is copied, because that is faster than to compute it.
     `prompt_lookup_num_tokens` is the parameter's value for requests without one. The runner finds `own_draft_tokens` of
-    a slice at most. With `prefixes`, pages go to disk.
+    a slice at most; `drafter` names how. With `prefixes`, pages go to disk.
     """
 
     page_size: int
@@ -258,6 +258,7 @@ class RunnerInfo:
     copies_pages: bool = False
     prompt_lookup_num_tokens: int = 0
     own_draft_tokens: int = 0
+    drafter: str = "self"
     prefixes: PrefixFiles | None = None
 
     @property

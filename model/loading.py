@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -17,11 +16,12 @@ from model.checkpoint.files import Progress
 from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.checkpoint.quantized.config import OwnBits
 from model.checkpoint.stored import Stored
+from model.drafts import DraftModel, Make, check_draft_model, copy_drafter, model_drafter, open_draft_model
 from model.errors import MemoryLack, ModelError, OptionError, one_line
 from model.grammar.archive import packer
 from model.kernels.cpu import native
 from model.linear import selection as linear
-from model.linear.schemes import Scheme, stored_as
+from model.linear.schemes import stored_as
 from model.machine.device import choose_device, free_bytes, name_of, of_memory, unused_gpu
 from model.machine.gpu import driver
 from model.machine.helper import First
@@ -40,7 +40,6 @@ from model.network.transformer import Transformer
 from model.options import DRAFT_TOKENS, RunnerOptions, check_limits
 from model.prefixes import prefix_files
 from model.setup import Setup, choose
-from model.step.drafting import Drafter
 from model.step.executors import Executor
 from model.step.executors.compiled import CompiledExecutor
 from model.step.executors.torch import TorchExecutor
@@ -84,8 +83,11 @@ def memory_errors() -> Iterator[None]:
 
 def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress) -> ModelRunner:
     """Choose, size, read, warm up."""
-    setup = choose(checkpoint, options)
-    runner = load(setup, checkpoint, progress)
+    draft = open_draft_model(options)
+    setup = choose(checkpoint, options, draft_bytes=draft.token_bytes if draft else 0)
+    if draft is not None:
+        check_draft_model(draft, setup)
+    runner = load(setup, checkpoint, progress, draft=draft)
     progress("warming up", 0.0)
     with torch.inference_mode():
         warm(runner, setup, progress)
@@ -109,20 +111,30 @@ ALONE = Membership()
 
 
 @torch.inference_mode()
-def load(setup: Setup, checkpoint: Checkpoint, progress: Progress, member: Membership = ALONE) -> ModelRunner:
-    """Load what this rank holds. On a GPU the cache gets the memory that weights and a measured step leave."""
+def load(
+    setup: Setup,
+    checkpoint: Checkpoint,
+    progress: Progress,
+    member: Membership = ALONE,
+    draft: DraftModel | None = None,
+) -> ModelRunner:
+    """Load what this rank holds, and the `draft` model.
+
+    On a GPU the cache gets the memory that weights and a measured step leave.
+    """
     options = setup.options
     gpu = profile.watched(setup.device) if options.cache_memory is None else None
-    sizes = size(setup, checkpoint.own_bits, gpu, reserved := _reserved(setup), member.n_local)
+    reserved = _reserved(setup) + (draft.n_bytes if draft else 0)
+    sizes = size(setup, checkpoint.own_bits, gpu, reserved, member.n_local)
     (length,) = member.agree((sizes.length,))
     sizes = sizes._replace(length=length)
     model = read(setup, checkpoint, progress, member.group)
-    narrow = None if setup.draft is None else read_narrow(setup, setup.draft, model, checkpoint, progress)
+    drafter = _drafter(setup, model, checkpoint, draft, progress)
     adapters = _read_adapters(setup, progress)
     archive = packer(Path(options.model), options.template)
     masks = Masks(First({"size": setup.config.vocab_size}, archive), setup.config.vocab_size)
     about = _describe(setup, checkpoint), prefix_files(setup, checkpoint)
-    build = partial(_runner, setup, model, narrow, masks, adapters, *about, member.runner)
+    build = partial(_runner, setup, model, drafter, masks, adapters, *about, member.runner)
     if gpu is not None:
         progress("measuring a step", 0.0)
         sizes = _measure(setup, sizes, gpu, build, reserved - adapters.n_bytes)
@@ -194,13 +206,17 @@ def read(setup: Setup, checkpoint: Checkpoint, progress: Progress, group: Group 
     return model.eval()
 
 
-def read_narrow(
-    setup: Setup, scheme: Scheme, model: Transformer, checkpoint: Checkpoint, progress: Progress
-) -> Transformer:
-    """Read the weights again, for drafts in this scheme. It has the embeddings of the model, and no encoder."""
-    narrow = read(replace(setup, scheme=scheme), checkpoint, progress)
-    narrow.tok_embeddings, narrow.encoder = model.tok_embeddings, None
-    return narrow
+def _drafter(
+    setup: Setup, model: Transformer, checkpoint: Checkpoint, draft: DraftModel | None, progress: Progress
+) -> Make | None:
+    """Read the weights that draft, if there are any; returns what makes the drafter."""
+
+    def again(setup: Setup, checkpoint: Checkpoint) -> Transformer:
+        return read(setup, checkpoint, progress)
+
+    if draft is not None:
+        return model_drafter(draft, again)
+    return None if setup.draft is None else copy_drafter(setup, setup.draft, model, checkpoint, again)
 
 
 def _read_adapters(setup: Setup, progress: Progress) -> AdapterStore:
@@ -239,7 +255,7 @@ def _lean(tensors: Iterable[tuple[str, Stored]]) -> Iterator[tuple[str, Stored]]
 def _runner(
     setup: Setup,
     model: Transformer,
-    narrow: Transformer | None,
+    drafter: Make | None,
     masks: Masks,
     adapters: AdapterStore,
     description: dict[str, str | int],
@@ -280,7 +296,8 @@ def _runner(
         target_inter_token=between,
         copies_pages=device.type == "cpu",
         prompt_lookup_num_tokens=DRAFT_TOKENS if alone and setup.options.prompt_lookup == "auto" else 0,
-        own_draft_tokens=0 if narrow is None else DRAFT_TOKENS,
+        own_draft_tokens=0 if drafter is None else DRAFT_TOKENS,
+        drafter="self" if setup.options.draft_model is None else "draft_model",
         prefixes=prefixes,
     )
     executor: Executor = (
@@ -288,20 +305,9 @@ def _runner(
         if compiled is None
         else CompiledExecutor(compiled, media, head)
     )
-    if narrow is None:
+    if drafter is None:
         return runner(executor, head, pools, info, masks, media)
-    return runner(executor, head, pools, info, masks, media, _drafter(setup, narrow, pools, tables, media, adapters))
-
-
-def _drafter(
-    setup: Setup, narrow: Transformer, pools: PagePools, tables: RopeTables, media: Encodings, adapters: AdapterStore
-) -> Drafter:
-    """Make what drafts over the model's pages, with the same sampling but for grammars."""
-    head = OutputHead(narrow, adapters, (), setup.kernels)
-    compiled = compiled_network(narrow, setup.attention, pools, tables, head.block_rows)
-    if compiled is None:
-        raise OptionError(f"--draft self needs --attention paged, {setup.attention_name} serves here; leave it out")
-    return Drafter(CompiledExecutor(compiled, media, head))
+    return runner(executor, head, pools, info, masks, media, drafter(setup, pools, tables, adapters, length, specs))
 
 
 def _reserved(setup: Setup) -> int:

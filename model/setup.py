@@ -79,8 +79,10 @@ class Setup:
         return self.shard.config
 
 
-def choose(checkpoint: Checkpoint, options: RunnerOptions, place: RankPlace = SINGLE) -> Setup:
+def choose(checkpoint: Checkpoint, options: RunnerOptions, place: RankPlace = SINGLE, draft_bytes: int = 0) -> Setup:
     """Choose device, scheme, formats and attention backend for a rank. Set the number of threads.
+
+    Keys and values of a draft model take `draft_bytes` for a position.
 
     Raises OptionError for options that do not fit together, or not this machine.
     """
@@ -103,7 +105,7 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions, place: RankPlace = SI
     )
     _use_threads(choose_threads(options.threads))
     targets = options.target_seconds(device.type)
-    sizes = memory.pool_sizes(own, options, device.type, made.dtype, backend.page_size)
+    sizes = memory.pool_sizes(own, options, device.type, made.dtype, backend.page_size, draft_bytes)
     slowness = encoder_slowness(made.scheme)
     media = media_sizes(shard.whole, options, activations.itemsize, slowness) if place.is_first else None
     served = made.chosen, made.scheme, made.draft, DTYPES[made.dtype], activations, kv_dtype

@@ -31,7 +31,7 @@ MODEL_ROOMS = """
     machine; images, audio; kernels; checkpoint; linear; attention
     options; decide; memory
     tokenizers; chat; grammar
-    network; step; selftest; setup; prefixes; warming; loading; preloaded, ranks
+    network; step; selftest; setup; prefixes; drafts; warming; loading; preloaded, ranks
 """
 SERVICE_ROOMS = """
     model_settings; settings; logs

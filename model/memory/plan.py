@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from model.batch import PAGE_SIZE, PoolSpec
 from model.checkpoint.config import read_config
@@ -17,8 +18,8 @@ from model.linear import schemes
 from model.memory import sizes as memory
 from model.memory.media import MediaSizes, media_sizes
 from model.memory.sizes import PoolSizes
-from model.options import RunnerOptions
-from model.sharding.layout import RankPlace
+from model.options import RunnerOptions, of_draft_model
+from model.sharding.layout import Layout, RankPlace
 from model.sharding.shard import Shard
 
 LENGTHS = tuple(2**n * 1024 for n in (0, 2, 3, 5, 7, 9, 11))
@@ -132,6 +133,13 @@ class _Rank:
         return self.need.weights + (self.media.n_bytes if self.media else 0)
 
 
+class _Draft(NamedTuple):
+    """The bytes of the weights that draft, and of the keys and values of a draft model for a position."""
+
+    weights: int
+    token: int
+
+
 def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> MemoryPlan:
     """Plan the model in `directory` on `options.device`, "cpu" or "cuda", with `total` bytes of memory.
 
@@ -145,7 +153,8 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
     decision = decide(own_config, stored, own, options, planned(options.device))
     config, scheme, dtype = decision.config, decision.scheme, decision.dtype
     context = options.max_model_len or config.max_position
-    ranks = [_rank(decision, place, options, own, context) for place in options.layout.places()]
+    draft = _draft(decision, options, own)
+    ranks = [_rank(decision, place, options, own, context, draft) for place in options.layout.places()]
     ranks[0].sizes.check_length(options.max_model_len)
     each = total // len(ranks) if total is not None and options.device == "cpu" else total
     caches, served = _caches(ranks, options, each, context)
@@ -185,9 +194,11 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
     )
 
 
-def _rank(decision: Decision, place: RankPlace, options: RunnerOptions, own: OwnBits, context: int) -> _Rank:
+def _rank(
+    decision: Decision, place: RankPlace, options: RunnerOptions, own: OwnBits, context: int, draft: _Draft
+) -> _Rank:
     shard, value_bytes, scheme = decision.shard(place), VALUE_BYTES[decision.activations], decision.scheme
-    sizes = memory.pool_sizes(shard.config, options, options.device, decision.dtype, PAGE_SIZE)
+    sizes = memory.pool_sizes(shard.config, options, options.device, decision.dtype, PAGE_SIZE, draft.token)
     need = RankNeed(
         rank=place.rank,
         stage=place.stage,
@@ -195,8 +206,8 @@ def _rank(decision: Decision, place: RankPlace, options: RunnerOptions, own: Own
         layers=len(shard.layers),
         embeddings=shard.keeps_embeddings(quantizes_head=scheme.compiled),
         head=place.is_last,
-        weights=memory.weight_bytes(shard, scheme, decision.dtype, own) + _draft_bytes(decision, shard, own),
-        token=sum(sizes.page_bytes(window) for window in shard.config.pool_windows) // PAGE_SIZE,
+        weights=memory.weight_bytes(shard, scheme, decision.dtype, own) + draft.weights,
+        token=sizes.token_bytes,
         cache=None,
     )
     media = media_sizes(shard.whole, options, value_bytes) if place.is_first else None
@@ -206,8 +217,20 @@ def _rank(decision: Decision, place: RankPlace, options: RunnerOptions, own: Own
     return _Rank(need, shard, sizes, media, step, graphs)
 
 
-def _draft_bytes(decision: Decision, shard: Shard, own: OwnBits) -> int:
-    return 0 if decision.draft is None else memory.draft_bytes(shard, decision.draft, decision.dtype, own)
+def _draft(decision: Decision, options: RunnerOptions, own: OwnBits) -> _Draft:
+    """Plan the weights that draft: a copy of the model's own, or a draft model with keys and values of its own."""
+    place = Layout().place(0)
+    if decision.draft is not None:
+        return _Draft(memory.draft_bytes(decision.shard(place), decision.draft, decision.dtype, own), 0)
+    if options.draft_model is None:
+        return _Draft(0, 0)
+    directory = Path(options.draft_model)
+    config = read_config(directory)
+    stored, bits, _ = _stored(directory, config)
+    chosen = decide(config, stored, bits, of_draft_model(options), planned(options.device))
+    sizes = memory.pool_sizes(config, options, options.device, chosen.dtype, PAGE_SIZE)
+    weights = memory.weight_bytes(chosen.shard(place), chosen.scheme, chosen.dtype, bits)
+    return _Draft(weights, sizes.token_bytes)
 
 
 def _caches(

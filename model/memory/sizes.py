@@ -43,17 +43,27 @@ def mebibytes(n_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PoolSizes:
-    """Sizes of the page pools for one model and its options; `head_bytes` is of one head's key at one position."""
+    """Sizes of the page pools for one model and its options; `head_bytes` is of one head's key at one position.
+
+    A draft model has `draft_bytes` for each position of the pool that keeps most.
+    """
 
     config: ModelConfig
     page_size: int
     head_bytes: int
     max_step_tokens: int
     max_sequences: int
+    draft_bytes: int = 0
+
+    @property
+    def token_bytes(self) -> int:
+        """Return the bytes of a position in all pools."""
+        return sum(map(self.page_bytes, self.config.pool_windows)) // self.page_size
 
     def page_bytes(self, window: int | None) -> int:
         """Return the bytes of one page in the pool of `window`: keys and values of all its layers."""
-        return self.config.windows.count(window) * self.page_size * self.config.heads.n_stored * self.head_bytes
+        own = self.config.windows.count(window) * self.config.heads.n_stored * self.head_bytes
+        return self.page_size * (own + self.draft_bytes * (window == widest(self.config)))
 
     def pages(self, window: int | None, length: int) -> int:
         """Return the pages of the pool of `window` that one sequence of `length` tokens holds at most."""
@@ -174,11 +184,19 @@ class PoolSizes:
         return self.bytes_for(length) * SPARE_SEQUENCES * self.max_sequences
 
 
-def pool_sizes(config: ModelConfig, options: RunnerOptions, device: str, dtype: str, page_size: int) -> PoolSizes:
+def widest(config: ModelConfig) -> int | None:
+    """Return the window of the pool that keeps most positions: None for all."""
+    windows = config.pool_windows
+    return None if None in windows else max(window for window in windows if window is not None)
+
+
+def pool_sizes(
+    config: ModelConfig, options: RunnerOptions, device: str, dtype: str, page_size: int, draft_bytes: int = 0
+) -> PoolSizes:
     """Size the page pools on "cpu" or "cuda" for a model, or a rank of it, that computes in `dtype`."""
     max_sequences, max_step_tokens = options.step_limits(device)
     head_bytes = cache_format(options.kv_dtype, dtype).head_bytes(config.heads.head_dim)
-    return PoolSizes(config, page_size, head_bytes, max_step_tokens, max_sequences)
+    return PoolSizes(config, page_size, head_bytes, max_step_tokens, max_sequences, draft_bytes)
 
 
 def weight_bytes(shard: Shard, scheme: Scheme, dtype: str, own_bits: OwnBits = None) -> int:

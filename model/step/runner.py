@@ -116,6 +116,8 @@ class ModelRunner:
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
         """Start a step; see `Runner`. Slices whose media item or adapter has a fault are left out, and end with it."""
         self.pages.copy_pages(batch.copies)
+        if self._drafter is not None and self._drafter.cache is not None:
+            self._drafter.cache.copy(batch.copies)
         media = self._media.update(batch)
         adapters = self.adapters.begin_step({item.adapter for item in batch.slices} - {0})
         if batch.slices and not (media or adapters or batch.media or batch.forgotten):
@@ -130,10 +132,10 @@ class ModelRunner:
 
     def _launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
         """Find the draft tokens for which slices leave places, then start the step."""
-        if self._drafter is None or not any(item.awaits_draft for item in batch.slices):
+        if self._drafter is None:
             return self._start(batch)
         batch, passes, seconds = self._drafter.fill(batch)
-        return partial(_with_drafting, self._start(batch), passes, seconds)
+        return partial(_with_drafting, self._start(batch), passes, seconds) if passes else self._start(batch)
 
     def _start(self, batch: StepBatch) -> Callable[[], StepOutput]:
         """Start a step. One that fails is computed at once, its slices apart. Masks of grammars are requested once."""

@@ -41,7 +41,7 @@ def show(settings: Settings, total: int | None, *, as_json: bool) -> None:
     settings = replace(settings, device=device)
     settings.check()
     directory = resolve(settings.model, revision=settings.revision, weights=False)
-    options = RunnerOptions(**runner_options(settings, directory))
+    options = RunnerOptions(**runner_options(settings, directory, weights=False))
     made = make_plan(directory, options, own if total is None else total)
     reason = lack(made, options)
     ways = list(remedies(directory, options, made)) if reason else []

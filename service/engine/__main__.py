@@ -32,6 +32,7 @@ from service.engine.messages import Wire
 from service.engine.supervision.launch import ENGINE, PID_BYTES
 from service.engine.worker import Worker
 
+
 def main() -> None:
     *words, module, descriptor = sys.argv[1:]
     die_with_parent()

@@ -215,7 +215,7 @@ class AdapterStats(NamedTuple):
     waiting: int
 
 
-DRAFTERS = ("prompt_lookup", "answers", "self")
+DRAFTERS = ("prompt_lookup", "answers", "self", "draft_model")
 """Those who draft tokens, by their names in metrics."""
 
 
@@ -248,6 +248,8 @@ class Stats(NamedTuple):
     answers_accepted: int = 0
     self_drafted: int = 0
     self_accepted: int = 0
+    draft_model_drafted: int = 0
+    draft_model_accepted: int = 0
 
     @property
     def drafters(self) -> list[str]:

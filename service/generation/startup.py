@@ -152,11 +152,13 @@ def _try_template(chat: ChatFormat, path: Path) -> None:
         raise OptionError(f"--chat-template {path} cannot render a single user message: {error}") from error
 
 
-def runner_options(settings: Settings, directory: Path) -> dict[str, Any]:
-    """Return the keyword arguments of the runner: the fields of RunnerOptions."""
+def runner_options(settings: Settings, directory: Path, *, weights: bool = True) -> dict[str, Any]:
+    """Return the keyword arguments of the runner: the fields of RunnerOptions. A plan needs no `weights`."""
     options = {field.name: getattr(settings, field.name) for field in fields(RunnerOptions)}
     adapters = tuple((adapter.number, str(adapter.path)) for adapter in given_adapters(settings))
-    return options | {"model": str(directory), "adapters": adapters, "template": _read(settings.chat_template)}
+    draft = settings.draft_model and str(resolve(settings.draft_model, weights=weights))
+    template = _read(settings.chat_template)
+    return options | {"model": str(directory), "draft_model": draft, "adapters": adapters, "template": template}
 
 
 def _read(path: Path | None) -> str | None:

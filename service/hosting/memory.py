@@ -63,7 +63,7 @@ def need_of(settings: Settings, budget: int, n_models: int) -> Need:
     """
     directory = resolve(settings.model, revision=settings.revision, weights=False)
     device, _ = device_of(settings.device)
-    options = replace(RunnerOptions(**runner_options(settings, directory)), device=device)
+    options = replace(RunnerOptions(**runner_options(settings, directory, weights=False)), device=device)
     plan = make_plan(directory, options, budget - ENGINE_BYTES[device])
     if reason := lack(plan, options):
         raise MemoryLack(f"{settings.names[0]} does not fit into --memory-budget {budget}: {reason}")

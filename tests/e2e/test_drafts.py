@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,13 +24,16 @@ FORM = json_constraint(
 ENDS = (2, 0)
 
 
-@pytest.fixture(scope="module", params=["none", "int8"])
+@pytest.fixture(scope="module", params=["none", "int8", "draft model"])
 def runner(
-    load_short: Load, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    load_short: Load, short_model: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ModelRunner]:
+    """The model drafts for itself: in 4 bits, or as a draft model in the blocks of its file."""
     adapter = tmp_path_factory.mktemp("adapter")
     save_short(adapter, seed=0, targets=ALL, r=8)
-    made = load_short(draft="self", quantize=request.param, adapters=((1, str(adapter)),))
+    drafts = {"draft_model": str(short_model)} if request.param == "draft model" else {"draft": "self"}
+    quantize = "int8" if request.param == "draft model" else request.param
+    made = load_short(**drafts, quantize=quantize, adapters=((1, str(adapter)),))
     assert made.info.own_draft_tokens
     yield made
     made._masks.close()
@@ -68,7 +72,7 @@ def test_answers_are_those_without_drafts(runner: ModelRunner, seed: int) -> Non
     answers, scheduler = served(runner, requests, 6)
     assert answers == without_drafts(runner, requests)
     stats = scheduler.stats()
-    assert stats.self_drafted > stats.self_accepted > 20
+    assert stats.self_drafted + stats.draft_model_drafted > stats.self_accepted + stats.draft_model_accepted > 20
     assert stats.prompt_lookup_drafted > 0
 
 

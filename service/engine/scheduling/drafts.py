@@ -17,7 +17,7 @@ FIRST_ACCEPTANCE, LEAST_ACCEPTANCE = 0.8, 0.6
 class Drafter(Protocol):
     """Predicts the next tokens of one sequence, and learns how many of them are accepted.
 
-    `name` is that in metrics. Where `has_passes`, the runner finds the tokens: a token costs a pass of narrow weights.
+    `name` is that in metrics. Where `has_passes`, the runner finds the tokens: each costs a pass over other weights.
     """
 
     name: str
@@ -52,14 +52,15 @@ class Shared:
 
 
 class OwnDrafts:
-    """Leaves the draft to the runner, which computes it with a narrower copy of the weights.
+    """Leaves the draft to the runner, which computes it with a narrower copy of the weights, or with a draft model.
 
     `shared` is the acceptance in all sequences, from which each begins.
     """
 
-    name, has_passes = "self", True
+    has_passes = True
 
-    def __init__(self, shared: "Shared") -> None:
+    def __init__(self, shared: "Shared", name: str = "self") -> None:
+        self.name = name
         self.chances: list[float] = []
         self._shared = shared
         self._acceptance = max(LEAST_ACCEPTANCE, shared.acceptance)
@@ -77,10 +78,10 @@ class OwnDrafts:
 
 
 class Drafters:
-    """The drafters of one engine. `n_own` is the greatest number of tokens that the runner drafts."""
+    """The drafters of one engine. `n_own` is the greatest number of tokens that the runner drafts, `name` says how."""
 
-    def __init__(self, n_own: int = 0) -> None:
-        self._n_own = n_own
+    def __init__(self, n_own: int = 0, name: str = "self") -> None:
+        self._n_own, self._name = n_own, name
         self._library = Library()
         self._shared = Shared()
 
@@ -96,7 +97,7 @@ class Drafters:
             placeholder = submit.prompt[submit.media[0].start] if submit.media else None
             drafters += (PromptLookup(placeholder), n), (AnswerLookup(answers), n)
         if self._n_own:
-            drafters.append((OwnDrafts(self._shared), self._n_own))
+            drafters.append((OwnDrafts(self._shared, self._name), self._n_own))
         return drafters, answers
 
 

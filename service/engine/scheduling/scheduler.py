@@ -75,7 +75,7 @@ class Scheduler:
         self._depth = info.pipeline  # steps in flight
         self._max_model_len = info.max_model_len
         self._copies_pages = info.copies_pages
-        self._drafters = Drafters(info.own_draft_tokens)
+        self._drafters = Drafters(info.own_draft_tokens, info.drafter)
         self._draft_tokens = info.prompt_lookup_num_tokens  # of sequences that do not say
         self._clock = clock
         self._sequences: dict[int, Sequence] = {}  # running and waiting, by id
