@@ -8,7 +8,7 @@ was used before. Of experts those are read that the rows choose on the average. 
 and values, or computes its multiply-adds at the same rate. The share is the floor of all parts, over the time of the
 step as served.
 
-The model "small-4" has random weights, and the sizes of Mistral Small 4 with two layers.
+The models "small-4" and "seven-b" have random weights, and the sizes of Mistral Small 4 and Mistral 7B with two layers.
 
 Long contexts: `--rows 1,8 --context 4096,8192`, and before a chunk of a prompt `--before 0,4096`. Where context and new
 tokens are more than the model takes, the context is shorter, as the head of the column says.
@@ -36,7 +36,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from benchmarks import engine, machine, random_weights
-from benchmarks.gpu.shapes import SMALL_4
+from benchmarks.gpu.shapes import MISTRAL_7B, SMALL_4
 from model.checkpoint.resolve import EMBEDDED
 from model.config.model import ModelConfig
 from model.kernels.cpu import native
@@ -52,6 +52,8 @@ from service.engine.messages import Submit
 from service.engine.scheduling.scheduler import Scheduler
 
 CHUNK = 512
+RANDOM = {"small-4": SMALL_4, "seven-b": replace(MISTRAL_7B, n_layers=2, windows=(4096,) * 2)}
+"""Models of random weights: two layers."""
 MOST_READ = 2**30
 """Bytes over which the memory bandwidth is measured at most."""
 AROUND = ("plan", "pack", "embed, table, layers' Python", "attention", "sample", "commit")
@@ -322,11 +324,11 @@ def table(cases: dict[str, tuple[dict[str, float], dict[str, float]]]) -> Table:
 
 
 def load(model: str, scheme: str) -> ModelRunner:
-    if model != "small-4":
+    if model not in RANDOM:
         return engine.load(model, **engine.SCHEMES[scheme])
     options: dict[str, Any] = {"device": "cpu", "max_model_len": 32_768, "cache_memory": 2**28}
     options |= engine.SCHEMES[scheme]
-    made = random_weights.checkpoint(SMALL_4, torch.device("cpu"))
+    made = random_weights.checkpoint(RANDOM[model], torch.device("cpu"))
     with TemporaryDirectory() as empty:  # where a tokenizer is looked for
         return load_from(made, RunnerOptions(empty, **options), lambda stage, done: None)
 
