@@ -228,7 +228,7 @@ class RunnerOptions:
     )
     draft: str = option(
         "off",
-        "A copy of the weights in 4 bits, beside those of 16 or 8 bits on a CPU, drafts tokens. One stream becomes "
+        "self: a copy of the weights in 4 bits, beside those of 16 bits on a CPU, drafts tokens. One stream becomes "
         "faster, answers do not change (docs/speculation.md).",
         choices=("off", "self"),
         in_plan=True,

@@ -1,4 +1,4 @@
-"""`python -m tests.e2e.drafts_by_hand MODEL ADAPTER SEED N`: N rounds of twelve random answers, with and without drafts.
+"""`python -m tests.e2e.drafts_by_hand MODEL ADAPTER SEED N`: N rounds of twelve answers, with and without drafts.
 
 Each round serves them together, with few pages, and from the half of each answer that another engine computed. It
 prints the number of answers that it compared, and the seed of a round in which one differs.
@@ -11,13 +11,14 @@ from dataclasses import replace
 from model.loading import create
 from tests.e2e.test_drafts import served, some_request, without_drafts
 
-WAYS = {"16 bits": {"quantize": "none", "draft": "self"}, "8 bits": {"quantize": "int8", "draft": "self"}}
-
 
 def main(model: str, adapter: str, seed: int, rounds: int) -> None:
-    ways = {**WAYS, "draft model": {"quantize": "int8", "draft_model": model}}
+    ways = [
+        {"quantize": "none", "draft": "self"},
+        *({"quantize": bits, "draft_model": model} for bits in ("int8", "int4")),
+    ]
     common = {"model": model, "device": "cpu", "max_model_len": 256, "cache_memory": 128 * 2**20}
-    runners = [create(lambda *_: None, adapters=((1, adapter),), **common, **way) for way in ways.values()]
+    runners = [create(lambda *_: None, adapters=((1, adapter),), **common, **way) for way in ways]
     n = drafted = accepted = preempted = 0
     for number in range(seed, seed + rounds):
         rng, runner = random.Random(number), runners[number % len(runners)]

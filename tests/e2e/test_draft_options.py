@@ -14,8 +14,10 @@ from tests.fakes import IntegerTokenizer
 
 
 def test_weights_of_4_bits_and_two_drafters_are_refused(load_short: Load, short_model: Path) -> None:
-    with pytest.raises(OptionError, match="--draft self needs weights of 16 or 8 bits, --quantize int4 has fewer"):
+    with pytest.raises(OptionError, match="--draft self needs weights of 16 bits, --quantize int4 has fewer"):
         load_short(draft="self")
+    with pytest.raises(OptionError, match="--draft self needs weights of 16 bits, --quantize int8 has fewer"):
+        load_short(draft="self", quantize="int8")
     with pytest.raises(OptionError, match="--draft self and --draft-model exclude each other"):
         load_short(draft="self", draft_model=str(short_model), quantize="int8")
     with pytest.raises(OptionError, match="--draft self needs weights in the compiled kernels"):

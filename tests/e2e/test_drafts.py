@@ -24,7 +24,7 @@ FORM = json_constraint(
 ENDS = (2, 0)
 
 
-@pytest.fixture(scope="module", params=["none", "int8", "draft model"])
+@pytest.fixture(scope="module", params=["none", "draft model"])
 def runner(
     load_short: Load, short_model: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ModelRunner]:
