@@ -37,6 +37,9 @@ from service.engine.scheduling.view import View
 
 log = logging.getLogger("noria.engine")
 
+FAULT_CHARS = 120
+"""Characters of a fault that the statistics repeat in each step."""
+
 
 class Scheduler:
     """Queues and pages of one engine.
@@ -88,6 +91,7 @@ class Scheduler:
         self._places: dict[int, tuple[int, float]] = {}  # number and arrival of those that the service submits again
         self._totals: Counter[str] = Counter()  # by their names in Stats
         self._blocked: Reason | None = None  # why the latest plan admitted no more
+        self._victim, self._fault = 0, ""  # the latest sequence that was preempted, and the latest fault of one
 
     @property
     def has_work(self) -> bool:
@@ -251,8 +255,12 @@ class Scheduler:
             step_tokens=step_tokens,
             pools=tuple(pool.stats for pool in self.pools),
             adapters=self._adapters.stats,
+            blocked=self._blocked,
+            victim=self._victim,
+            fault=self._fault,
             **self._totals,
             **self._stored.counts,
+            disk_error=self._stored.error(),
         )
 
     def view(self, preparing: Mapping[int, int]) -> View:
@@ -406,6 +414,8 @@ class Scheduler:
         self._returned.append(Update(sequence.id, finish=AGAIN))
 
     def _preempt(self, sequence: Sequence) -> None:
+        self._totals["lost_tokens"] += sequence.computed
+        self._victim = sequence.id
         if sequence.media.passed:
             self._return(sequence)
         else:
@@ -460,6 +470,9 @@ class Scheduler:
 
     def _break(self, sequence: Sequence, result: SliceOutput) -> Update:
         """End a sequence that has a failure or a fault."""
+        if result.fault is not None:
+            self._totals["faults"] += 1
+            self._fault = result.fault[:FAULT_CHARS]
         if result.fault == BROKEN_NUMBERS:
             sequence.withdraw()
         self._forget(sequence)

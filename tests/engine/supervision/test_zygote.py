@@ -91,7 +91,7 @@ def test_the_loss_of_a_zygote_costs_no_engine_and_another_one_follows(
         assert await collect(client.submit([1], PARAMS)) == expected([1], PARAMS)
         assert len(hosts.made) == 2
 
-    with_client(hosts, body, on_restart=lambda: restarts.append(1))
+    with_client(hosts, body, on_restart=lambda reason, stacks: restarts.append(1))
     own.close()
 
 
