@@ -9,6 +9,7 @@ if TYPE_CHECKING:  # slow imports
     from service.engine.supervision.launch import Launched
     from service.engine.supervision.process import EngineProcess
     from service.engine.tape import SharedTape
+    from service.observe.journal import Journal
     from service.observe.model_metrics import ModelMetrics
 
 
@@ -24,6 +25,10 @@ class Engines:
         logs.configure(settings.log_format, settings.level())
         self._format = settings.log_format
         self._zygote = Zygote(NETWORK, launched)
+
+    def watch_zygote(self, journal: "Journal") -> None:
+        """Take note when the zygote is lost."""
+        self._zygote.on_lost = lambda how: journal.note("zygote", how)
 
     def client(self, settings: Settings, measured: "ModelMetrics") -> "EngineClient":
         """Return the client of an engine that is not started yet. `measured` counts what the engine reports."""

@@ -29,7 +29,7 @@ from model.machine.forking import fork_for_parent, n_threads
 from service import logs
 from service.engine.messages import Wire
 from service.engine.supervision.launch import PID_BYTES
-from service.engine.tape import open_tape
+from service.engine.tape import Tape
 from service.engine.worker import Worker
 
 ENGINE = "engine"
@@ -88,7 +88,7 @@ def serve(sock: socket.socket) -> None:
         return
     logs.configure(log_format, log_level, "engine")
     # The hard way out, because this thread may be deep inside a long computation.
-    Worker(Wire(sock), end=lambda: os._exit(0), on_load=begin_to_load, tape=open_tape(tape)).run(runner)
+    Worker(Wire(sock), end=lambda: os._exit(0), on_load=begin_to_load, tape=Tape(tape)).run(runner)
 
 
 def begin_to_load(name: str) -> None:

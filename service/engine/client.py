@@ -50,8 +50,8 @@ class EngineClient:
     """The client of an engine: it submits sequences to the one that serves, and delivers their updates.
 
     `stage` and `progress` (0..1) describe loading, for which the log has the model's `name`. `info` is set once the
-    engine is ready. `adapters` returns the numbers and paths of the LoRA adapters that the next engine reads, `steps` the
-    latest steps of the engines (`tape.py`).
+    engine is ready. `adapters` returns the numbers and paths of the LoRA adapters that the next engine reads. `steps`
+    returns the latest steps of the engines (`tape.py`).
 
     An engine is replaced if it dies, if a signal stops it, if it sends nothing for `stall_timeout` seconds, or if a
     sequence in it makes no progress for `step_timeout` seconds. Sequences go on with the next engine. Without

@@ -64,7 +64,6 @@ class EngineLoop:
         self._flights: deque[Flight] = deque()  # oldest first
         self._waits_for_files = False  # and for nothing else
         self._failed_steps = 0
-        self._faults, self._fault = 0, ""  # steps that raised, and the type of the latest error
         self._landed_at = 0.0
         self._landed = 0  # tokens of the step that was read since the last report
 
@@ -218,7 +217,6 @@ class EngineLoop:
     def _fail(self, error: Exception, n_tokens: int) -> list[Update]:
         """End the sequences of the failed step and of the steps after it, which depend on it."""
         self._failed_steps += 1
-        self._faults, self._fault = self._faults + 1, type(error).__name__
         if self._failed_steps >= MAX_FAILED_STEPS or isinstance(error, DeviceLost):
             raise error
         log.exception("a step of %d tokens failed; its requests end with an error", n_tokens)
@@ -227,9 +225,7 @@ class EngineLoop:
 
     def _report(self, updates: list[Update]) -> None:
         updates += self._scheduler.take_returned()
-        stats = self._scheduler.stats(self._landed)._replace(
-            grammar_restarts=self._runner.grammar_restarts, failed_steps=self._faults, step_error=self._fault
-        )
+        stats = self._scheduler.stats(self._landed)._replace(grammar_restarts=self._runner.grammar_restarts)
         self._send(Report(tuple(updates), stats))
         self._landed = 0
         looks, self._looks = self._looks, []

@@ -212,9 +212,8 @@ class Stats(NamedTuple):
     `prompt_tokens` were computed, those of sequences that are computed again among them. `adapters` are those that
     sequences use. Of `hit_tokens`, `disk_tokens` were read from the prefix store. It has written `pages_written`, and
     not written `pages_dropped`: its queue was full, or the disk refused them. The disk failed `disk_errors` times, the
-    latest with `disk_error`, and `pages_damaged` had other bytes than they should. `blocked` says why nothing more is
-    admitted. Preemptions lost `lost_tokens` that were computed, the latest those of `victim`. `faults` sequences ended
-    by a fault of their own, and `failed_steps` steps by an error of the type `step_error`.
+    latest with the system's number `disk_error`. `pages_damaged` had other bytes than they should. `blocked` says why
+    nothing more is admitted. Preemptions lost `lost_tokens` that were computed, the latest those of `victim`.
     """
 
     running: int = 0
@@ -235,14 +234,10 @@ class Stats(NamedTuple):
     pages_dropped: int = 0
     pages_damaged: int = 0
     disk_errors: int = 0
-    disk_error: str = ""
+    disk_error: int = 0
     blocked: Reason | None = None
     lost_tokens: int = 0
     victim: int = 0
-    faults: int = 0
-    fault: str = ""
-    failed_steps: int = 0
-    step_error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

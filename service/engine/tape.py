@@ -11,8 +11,8 @@ import time
 
 RECORD, LANDED = struct.Struct("<d5I4f"), struct.Struct("<3f")
 FIELDS = ("time", "pid", "step", "tokens", "prompt", "sequences", "plan", "launch", "wait", "commit")
-"""Of a step: when it was launched, its engine, number, rows, rows of prompts, sequences, and seconds of its
-parts. `launch` lasts until the engine waits for the step: one that runs ahead does other things meanwhile."""
+"""Of a step: when it was launched, its engine, number, rows, rows of prompts, sequences, and seconds of its parts.
+`launch` lasts until the engine waits for the step. The parts after `plan` are not known before it lands."""
 N_STEPS = 2048
 BYTES = N_STEPS * RECORD.size
 STACK_BYTES = 2**16
@@ -20,17 +20,25 @@ STACK_SIGNAL = signal.SIGUSR1
 
 
 class Tape:
-    """A ring of the latest steps. Of a step that has not landed only the time of its plan is known."""
+    """The engine's side: a ring of the latest steps, in memory of its own if the service's cannot be had.
 
-    def __init__(self, memory: bytearray | mmap.mmap | None = None) -> None:
-        self._memory = bytearray(BYTES) if memory is None else memory
-        self._pid = os.getpid()
+    The stacks of all threads go behind the steps, at a crash and at STACK_SIGNAL.
+    """
+
+    def __init__(self, path: str = "") -> None:
+        self._memory: bytearray | mmap.mmap = bytearray(BYTES)
         self._n = 0
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            self._memory = mmap.mmap(descriptor, BYTES)
+            os.lseek(descriptor, BYTES, os.SEEK_SET)
+            faulthandler.enable(descriptor)
+            faulthandler.register(STACK_SIGNAL, descriptor)
 
     def begin(self, n_tokens: int, n_prompt: int, n_sequences: int, plan: float) -> int:
         """Write a step that is launched; returns its number."""
         self._n += 1
-        facts = time.time(), self._pid, self._n, n_tokens, n_prompt, n_sequences, plan, math.nan, math.nan, math.nan
+        facts = time.time(), os.getpid(), self._n, n_tokens, n_prompt, n_sequences, plan, *(math.nan,) * 3
         RECORD.pack_into(self._memory, self._n % N_STEPS * RECORD.size, *facts)
         return self._n
 
@@ -39,33 +47,18 @@ class Tape:
         LANDED.pack_into(self._memory, (step % N_STEPS + 1) * RECORD.size - LANDED.size, launch, wait, commit)
 
 
-def open_tape(path: str) -> Tape:
-    """Open the service's tape in the engine. Its stacks go there, too, at a crash and at STACK_SIGNAL."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        os.lseek(descriptor, BYTES, os.SEEK_SET)
-        faulthandler.enable(descriptor)
-        faulthandler.register(STACK_SIGNAL, descriptor)
-        return Tape(mmap.mmap(descriptor, BYTES))
-    return Tape()
-
-
 class SharedTape:
-    """The tape of a model in the service, for one engine after the other, which open it by its `path`."""
+    """The service's side, for one engine of a model after the other. They open it by its `path`."""
 
     def __init__(self) -> None:
         self._file = os.fdopen(os.memfd_create("noria-steps"), "r+b", buffering=0)
         self._file.truncate(BYTES)
-        self._memory = mmap.mmap(self._file.fileno(), BYTES)
+        self.path = f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
 
-    @property
-    def path(self) -> str:
-        return f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
-
-    def steps(self) -> list[tuple[float | None, ...]]:
+    def steps(self) -> list[list[float | None]]:
         """Return the steps by their FIELDS, the oldest first. Seconds that are not known are None."""
-        found = sorted(record for record in RECORD.iter_unpack(self._memory[:]) if record[0])
-        return [tuple(None if value != value else round(value, 6) for value in record) for record in found]
+        found = sorted(record for record in RECORD.iter_unpack(os.pread(self._file.fileno(), BYTES, 0)) if record[0])
+        return [[None if value != value else round(value, 6) for value in record] for record in found]
 
     def take_stacks(self) -> str:
         """Return the stacks that engines have written, and remove them."""

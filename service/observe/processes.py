@@ -24,18 +24,19 @@ class ProcessesCollector:
 
     def read(self) -> None:
         """Read for the next `collect`, on any thread: many threads of many processes take milliseconds."""
-        self._read = _memory()
+        self._read = memory_by_process()
 
     def collect(self) -> Iterator[Metric]:
         about = "Memory by kind of process; what processes share counts in each of them."
         family = GaugeMetricFamily("noria_process_memory_bytes", about, labels=["process", "kind"])
-        found, self._read = self._read or _memory(), None
+        found, self._read = self._read or memory_by_process(), None
         for labels, n_bytes in found.items():
             family.add_metric(labels, n_bytes)
         yield family
 
 
-def _memory() -> Counter[tuple[str, str]]:
+def memory_by_process() -> Counter[tuple[str, str]]:
+    """Return the bytes by process and kind."""
     total: Counter[tuple[str, str]] = Counter()
     for pid, status in _tree(os.getpid()):
         named = PROCESSES.match(_value("Name", status))

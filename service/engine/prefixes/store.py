@@ -64,7 +64,7 @@ class PrefixStore:
     """The pages on disk of one engine. It calls `wake`, on a thread, when pages have been written or read.
 
     `counts` are those of "pages_written", and of "pages_dropped", because the queue was full or the disk refused them.
-    "pages_damaged" and "disk_errors" say what was wrong with the disk.
+    "pages_damaged" and "disk_errors" say what was wrong with the disk, "disk_error" is the latest number of the system.
     """
 
     def __init__(self, files: PageFiles, pages: PageBytes, wake: Callable[[], None]) -> None:
@@ -79,7 +79,6 @@ class PrefixStore:
         self._has_list = threading.Event()
         self._seen, self._listed = -1, set[str]()  # the directory's `changed`, and its files then
         self._logged: dict[str, float] = {}
-        self._error = ""
         self._n_begun = self._n_done = 0  # readings
         self._n_pages_read = 0
         for name, work in (("writer", self._write), ("reader", self._read), ("lister", self._list)):
@@ -94,10 +93,6 @@ class PrefixStore:
     def progress(self) -> int | None:
         """Return a number that grows while pages are read; None while none are."""
         return self._n_pages_read if self._n_done < self._n_begun else None
-
-    def error(self) -> str:
-        """Return the latest error of the disk, without a path; empty without any."""
-        return self._error
 
     def has(self, pool: int, name: bytes) -> bool:
         """Return whether a page is on disk, or is about to be written."""
@@ -206,7 +201,7 @@ class PrefixStore:
             return True
         except Exception as error:
             self.counts["disk_errors"] += 1
-            self._error = getattr(error, "strerror", None) or type(error).__name__
+            self.counts["disk_error"] = getattr(error, "errno", None) or 0
             now = time.monotonic()
             if now - self._logged.get(what, -SILENT_SECONDS) >= SILENT_SECONDS:
                 self._logged[what] = now

@@ -37,9 +37,6 @@ from service.engine.scheduling.view import View
 
 log = logging.getLogger("noria.engine")
 
-FAULT_CHARS = 120
-"""Characters of a fault that the statistics repeat in each step."""
-
 
 class Scheduler:
     """Queues and pages of one engine.
@@ -91,7 +88,7 @@ class Scheduler:
         self._places: dict[int, tuple[int, float]] = {}  # number and arrival of those that the service submits again
         self._totals: Counter[str] = Counter()  # by their names in Stats
         self._blocked: Reason | None = None  # why the latest plan admitted no more
-        self._victim, self._fault = 0, ""  # the latest sequence that was preempted, and the latest fault of one
+        self._victim = 0  # the latest sequence that was preempted
 
     @property
     def has_work(self) -> bool:
@@ -257,10 +254,8 @@ class Scheduler:
             adapters=self._adapters.stats,
             blocked=self._blocked,
             victim=self._victim,
-            fault=self._fault,
             **self._totals,
             **self._stored.counts,
-            disk_error=self._stored.error(),
         )
 
     def view(self, preparing: Mapping[int, int]) -> View:
@@ -470,9 +465,6 @@ class Scheduler:
 
     def _break(self, sequence: Sequence, result: SliceOutput) -> Update:
         """End a sequence that has a failure or a fault."""
-        if result.fault is not None:
-            self._totals["faults"] += 1
-            self._fault = result.fault[:FAULT_CHARS]
         if result.fault == BROKEN_NUMBERS:
             sequence.withdraw()
         self._forget(sequence)

@@ -91,7 +91,6 @@ class StoredPrefixes:
         self.waiting: dict[Sequence, PageRead] = {}
         self.behind: set[Sequence] = set()
         self.counts: Mapping[str, int] = {} if store is None else store.counts
-        self.error = str if store is None else store.error
         self._store = store
         self._page_size = page_size
 

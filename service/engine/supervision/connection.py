@@ -109,10 +109,6 @@ class EngineConnection(asyncio.Protocol):
             )
         return None
 
-    async def stacks(self) -> str:
-        """Return the stacks of the engine's threads, as far as it can write them."""
-        return await self._engine.stacks()
-
     async def stop(self) -> None:
         """End the engine, as the service ends in good order."""
         if self.started:

@@ -83,14 +83,14 @@ class Supervisor:
 
     async def _run_engine(self, options: Callable[[], Awaitable[Options]]) -> "EngineEnd":
         """Run one engine from its start to its end. An error in this code must not end the supervision."""
-        failure, stacks = None, ""
+        failure, stacks, engine = None, "", self._new_engine()
         try:
-            self.current = connection = EngineConnection(self._new_engine())
+            self.current = connection = EngineConnection(engine)
             await connection.open()
             connection.load(LoadModel(dict(await options()), self._patience.step, self._name), self._take)
             if (failure := await connection.watch(self._patience)) is not None:
                 log.error("%s; killing it", failure, extra=self._about)
-                stacks = await connection.stacks()
+                stacks = await engine.stacks()
         except NoriaError as error:
             failure = str(error)
         except Exception as error:
@@ -101,7 +101,7 @@ class Supervisor:
         if ended is None:
             return EngineEnd(False, False, failure, "never started", "")
         how = await ended.close()
-        return EngineEnd(ended.started, ended.ready, ended.failure or failure, how, stacks or await ended.stacks())
+        return EngineEnd(ended.started, ended.ready, ended.failure or failure, how, stacks or await engine.stacks())
 
 
 class EngineEnd(NamedTuple):
