@@ -8,6 +8,7 @@ import os
 import signal
 import struct
 import time
+import weakref
 
 RECORD, LANDED = struct.Struct("<d5I4f"), struct.Struct("<3f")
 FIELDS = ("time", "pid", "step", "tokens", "prompt", "sequences", "plan", "launch", "wait", "commit")
@@ -51,17 +52,18 @@ class SharedTape:
     """The service's side, for one engine of a model after the other. They open it by its `path`."""
 
     def __init__(self) -> None:
-        self._file = os.fdopen(os.memfd_create("noria-steps"), "r+b", buffering=0)
-        self._file.truncate(BYTES)
-        self.path = f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
+        self._descriptor = os.memfd_create("noria-steps")
+        weakref.finalize(self, os.close, self._descriptor)
+        os.truncate(self._descriptor, BYTES)
+        self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
     def steps(self) -> list[list[float | None]]:
         """Return the steps by their FIELDS, the oldest first. Seconds that are not known are None."""
-        found = sorted(record for record in RECORD.iter_unpack(os.pread(self._file.fileno(), BYTES, 0)) if record[0])
+        found = sorted(record for record in RECORD.iter_unpack(os.pread(self._descriptor, BYTES, 0)) if record[0])
         return [[None if value != value else round(value, 6) for value in record] for record in found]
 
     def take_stacks(self) -> str:
         """Return the stacks that engines have written, and remove them."""
-        text = os.pread(self._file.fileno(), STACK_BYTES, BYTES).decode(errors="replace")
-        self._file.truncate(BYTES)
+        text = os.pread(self._descriptor, STACK_BYTES, BYTES).decode(errors="replace")
+        os.truncate(self._descriptor, BYTES)
         return text.strip("\0")

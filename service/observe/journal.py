@@ -6,9 +6,9 @@ import time
 from collections import Counter, deque
 from typing import Any
 
-MAX_EVENTS, MAX_CHARS = 1000, 400
+MAX_EVENTS, MAX_CHARS = 1000, 300
 """Events, and characters of a text in one."""
-MAX_STACKS, STACK_BYTES = 8, 2**16
+MAX_STACKS, STACK_BYTES = 4, 2**16
 
 
 class Journal:

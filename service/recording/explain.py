@@ -42,7 +42,7 @@ class View(NamedTuple):
     events: list[Facts]
 
     def incident(self, when: str) -> Facts | None:
-        """Return the latest event or sample that makes a condition true, nothing for a state; None if it is not true."""
+        """Return the latest event or sample that makes a condition true, {} for a state; None if it is not true."""
         for part in when.split(" or "):
             found = [self._clause(*clause.split()) for clause in part.split(" and ")]
             if None not in found:
