@@ -12,10 +12,10 @@ from service.recording.explain import LINES, Rule  # noqa: E402
 PAGE = ROOT / "docs/trouble.md"
 BEGIN = "## What `noria explain` says\n"
 ABOUT = """
-`noria explain [URL | FILE]` prints the first row below that holds: what is wrong, the figures that say so, and the remedy. `/health`
-has the sentence as `trouble`, and the wheel on the page shows it. Rows are in the order in which they are tried; an incident is told for
-a minute. [Three in the morning](operations.md#three-in-the-morning) says how. The rows are in `service/recording/rules.txt`, and
-`python scripts/trouble.py` writes this part of the page.
+`noria explain [URL | FILE]` prints the first row below that holds: what is wrong, the figures that say so, and the
+remedy. `/health` has the sentence as `trouble`, and the wheel on the page shows it. Rows are in the order in which they
+are tried. An incident is told for a minute. [Three in the morning](operations.md#three-in-the-morning) says how. The
+rows are in `service/recording/rules.txt`, and `python scripts/trouble.py` writes this part of the page.
 """
 
 
