@@ -25,7 +25,7 @@ N_TAKEN = 50
 
 def batch(n_sequences: int) -> StepBatch:
     """A step in which so many sequences decode."""
-    params, table = SamplingParams(), (PageTable((0,), 0),)
+    params, table = SamplingParams(), (PageTable(0, (0,)),)
     tokens = [1] * 101
     return StepBatch(tuple(Slice(n, tokens, 100, 101, 100, table, params, 0) for n in range(n_sequences)))
 

@@ -155,12 +155,14 @@ ROWS: tuple[Row | LoneRow, ...] = (
         "no descriptors left, trial process killed",
         Promise(f"the health port answers; {NO_BLAME}", serves=SERVES_SECONDS, live=None),
         no_descriptors,
+        cause="no-descriptors",
     ),
     *(
         Row(
             f"no further process or thread, {kind} killed",
             Promise(NO_BLAME, serves=SERVES_SECONDS),
             partial(no_processes, kind),
+            cause="no-processes",
         )
         for kind in ("trial", "follower", "engine")
     ),
@@ -168,6 +170,11 @@ ROWS: tuple[Row | LoneRow, ...] = (
         LoneRow(f"address space of the {kind} limited for good", NO_BLAME, partial(little_address_space, kind))
         for kind in ("service", "engine")
     ),
-    Row("too little memory to load an engine, for 3 s", Promise(serves=30.0), no_memory_to_load),
-    Row("no more memory for the engine in a step", Promise("no 4xx", serves=SERVES_SECONDS), no_memory_to_serve),
+    Row("too little memory to load an engine, for 3 s", Promise(serves=30.0), no_memory_to_load, cause="out-of-memory"),
+    Row(
+        "no more memory for the engine in a step",
+        Promise("no 4xx", serves=SERVES_SECONDS),
+        no_memory_to_serve,
+        cause="out-of-memory",
+    ),
 )
