@@ -51,7 +51,7 @@ from service.observe.observer import Observer
 from service.observe.view.live import LiveRequests
 from service.page.routes import PAGES, Page, start_at
 from service.receipts.keys import read_key
-from service.recording.canary import Canary
+from service.recording.canary import ask_forever
 from service.recording.recorder import Recorder
 from service.schema.fields import declared_paths
 from service.settings import Settings
@@ -143,7 +143,7 @@ async def _brought_up(app: FastAPI, on_failed: Callable[[Exception], None]) -> A
 
     work = [bring_up(), state.metrics.watch_event_loop(), state.recorder.run()]
     if state.settings.canary != "off":
-        work.append(Canary(state.models).run())
+        work.append(ask_forever(state.models))
     tasks = [asyncio.create_task(coroutine) for coroutine in work]
     yield
     for task in tasks:

@@ -10,7 +10,7 @@ from model.errors import OptionError
 from model.options import option
 from service.commands.endpoint import base_url, fetch, headers, refusal
 from service.commands.flags import takes
-from service.recording.explain import Facts, explain
+from service.recording.explain import explain
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,20 +27,19 @@ def explain_server(options: ExplainOptions) -> None:
 
     The figures that say so follow, then the remedy.
     """
-    found = explain(_record(options))
-    more = f"More: {found.section} in docs/operations.md; {found.rule or 'what noria explain says'} in docs/trouble.md"
-    print(found.sentence, *(f"  {line}" for line in found.figures), found.remedy, more, sep="\n")
-
-
-def _record(options: ExplainOptions) -> Facts:
-    """Read the record. Raises OptionError without one."""
-    if "://" in options.source:
-        with httpx.Client(base_url=base_url(options.source), headers=headers(options.api_key)) as client:
-            response = fetch(client, "/v1/engine/record")
-        if not response.is_success:
-            raise OptionError(f"/v1/engine/record answered {response.status_code}: {refusal(response)}")
     try:
-        record = json.loads(Path(options.source).read_bytes()) if "://" not in options.source else response.json()
-        return {name: record[name] for name in ("time", "samples", "events")}
+        rule, sentence, figures = explain(json.loads(_read(options)))
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise OptionError(f"{options.source} is no record of Noria: {error}") from error
+    more = f"More: {rule.section} in docs/operations.md; {rule.name or 'what noria explain says'} in docs/trouble.md"
+    print(sentence, *(f"  {line}" for line in figures), rule.remedy, more, sep="\n")
+
+
+def _read(options: ExplainOptions) -> bytes:
+    if "://" not in options.source:
+        return Path(options.source).read_bytes()
+    with httpx.Client(base_url=base_url(options.source), headers=headers(options.api_key)) as client:
+        response = fetch(client, "/v1/engine/record")
+    if not response.is_success:
+        raise OptionError(f"/v1/engine/record answered {response.status_code}: {refusal(response)}")
+    return response.content

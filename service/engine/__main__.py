@@ -88,7 +88,9 @@ def serve(sock: socket.socket) -> None:
         return
     logs.configure(log_format, log_level, "engine")
     # The hard way out, because this thread may be deep inside a long computation.
-    Worker(Wire(sock), end=lambda: os._exit(0), on_load=begin_to_load, tape=Tape(tape)).run(runner)
+    worker = Worker(Wire(sock), end=lambda: os._exit(0), on_load=begin_to_load)
+    worker.tape = Tape(tape)
+    worker.run(runner)
 
 
 def begin_to_load(name: str) -> None:

@@ -59,17 +59,11 @@ class Worker:
     once, at a Stop message, when the service closes its end, and when the runner is lost. Its steps go to `tape`.
     """
 
-    def __init__(
-        self,
-        wire: Wire,
-        end: Callable[[], None],
-        on_load: Callable[[str], None] = lambda name: None,
-        tape: Tape | None = None,
-    ) -> None:
+    def __init__(self, wire: Wire, end: Callable[[], None], on_load: Callable[[str], None] = lambda name: None) -> None:
         self._wire = wire
         self._end = end
         self._on_load = on_load
-        self._tape = tape
+        self.tape = Tape()
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._ended = threading.Event()
         self._runner: Runner | None = None
@@ -129,8 +123,8 @@ class Worker:
             self._runner = runner
             self._wire.send(Ready(runner.info))
             runner.watch(self._lost)
-            preparing, tape = self._preparing.copy, self._tape
-            EngineLoop(runner, scheduler, self._receive, self._wire.send, self._clock, preparing, tape).run()
+            preparing = self._preparing.copy
+            EngineLoop(runner, scheduler, self._receive, self._wire.send, self._clock, preparing, self.tape).run()
             scheduler.save_pages(SAVE_SECONDS)
 
     def _lost(self, reason: str) -> None:

@@ -1,14 +1,16 @@
-"""What the system tells of itself: pressure (PSI), the control group of this process, and its descriptors."""
+"""What the system tells: memory of processes, pressure (PSI), the control group of this process, and descriptors."""
 
 import re
 import resource
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
+
+from service.observe.processes import memory_by_process
 
 GROUPS = Path("/sys/fs/cgroup")
 PRESSURE = re.compile(r"^(some|full) avg10=(\S+) .*total=(\d+)$", re.MULTILINE)
@@ -36,9 +38,13 @@ def machine_facts() -> dict[str, float]:
     for name in ("cpu", "memory", "io"):
         for kind, percent, total in PRESSURE.findall(_text(Path(f"/proc/pressure/{name}"))):
             facts |= {f"{name}_{kind}": float(percent), f"{name}_{kind}_seconds": int(total) / 1e6}
-    groups = _groups()
+    groups = {"": GROUPS}
+    for line in _text(Path("/proc/self/cgroup")).splitlines():
+        _, controllers, path = line.split(":", 2)
+        places = ((name, GROUPS / name) for name in controllers.split(","))
+        groups |= {name: own if (own := place / path.lstrip("/")).is_dir() else place for name, place in places}
     for name, controller, file, before, unit in NUMBERS:
-        text = _text(groups.get(controller, groups.get("", GROUPS)) / file)
+        text = _text(groups.get(controller, groups[""]) / file)
         if match := re.search(rf"^{before}(\d+)$", text, re.MULTILINE):
             facts[name] = unit * int(match[1])
     if "pids_max" in facts:
@@ -49,30 +55,32 @@ def machine_facts() -> dict[str, float]:
     return {**facts, "descriptors_left": limit - facts["descriptors"]}
 
 
-def _groups() -> dict[str, Path]:
-    """Return the directory of this process's control group for each controller, "" for all others."""
-    found = {}
-    for line in _text(Path("/proc/self/cgroup")).splitlines():
-        _, controllers, path = line.split(":", 2)
-        for name in controllers.split(","):
-            own = GROUPS / name / path.lstrip("/")
-            found[name] = own if own.is_dir() else GROUPS / name
-    return found
-
-
 def _text(path: Path) -> str:
     with suppress(OSError):
         return path.read_text()
     return ""
 
 
-class MachineCollector(Collector):
-    """A reader of these facts, at the request of Prometheus."""
+class SystemCollector:
+    """These facts for Prometheus, as the recorder has read them a moment ago."""
+
+    def __init__(self) -> None:
+        self._latest: dict[str, Any] = {}
+
+    def read(self) -> dict[str, Any]:
+        """Read all facts, on any thread: many threads of many processes take milliseconds."""
+        self._latest = {**machine_facts(), "memory": {"_".join(it): n for it, n in memory_by_process().items()}}
+        return self._latest
 
     def collect(self) -> Iterator[Metric]:
+        facts = dict(self._latest or self.read())
+        about = "Memory by kind of process; what processes share counts in each of them."
+        memory = GaugeMetricFamily("noria_process_memory_bytes", about, labels=["process", "kind"])
+        for name, n_bytes in facts.pop("memory").items():
+            memory.add_metric(name.split("_"), n_bytes)
         about = "of the system: its control group, waits for resources (PSI), descriptors."
         counts = CounterMetricFamily("noria_machine", f"Counts {about}", labels=["fact"])
         states = GaugeMetricFamily("noria_machine_state", f"Facts {about}", labels=["fact"])
-        for name, value in machine_facts().items():
+        for name, value in facts.items():
             (counts if COUNTED.fullmatch(name) else states).add_metric([name], value)
-        yield from (counts, states)
+        yield from (memory, counts, states)

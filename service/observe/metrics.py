@@ -22,9 +22,8 @@ from prometheus_client.exposition import generate_latest
 from service import version
 from service.errors.statuses import STATUSES
 from service.observe.journal import Journal
-from service.observe.machine import MachineCollector
+from service.observe.machine import SystemCollector
 from service.observe.model_metrics import LATENCY_BUCKETS, Families, ModelMetrics, ModelsCollector
-from service.observe.processes import ProcessesCollector
 from service.observe.vllm_names import VllmNames
 
 REFUSALS = ("unread", *sorted({status.refused for status in STATUSES.values() if status.refused}))
@@ -54,15 +53,14 @@ class Metrics:
         self._models = ModelsCollector(registry)
         self.journal = Journal()
         self._families = Families(registry, self.journal)
-        registry.register(MachineCollector())
         self._keys: tuple[str, ...] = ()
         self.fields: frozenset[str] = frozenset()
         self._restarted: Tally[str] = Tally()
         self.memory_budget: Callable[[], int | None] = lambda: None
         self._build = {"version": version(), "python": platform.python_version(), "torch": metadata.version("torch")}
         registry.register(self)
-        registry.register(processes := ProcessesCollector())
-        self.read_processes = processes.read
+        registry.register(system := SystemCollector())
+        self.read_system = system.read
         self._vllm = CollectorRegistry()
         models = self._models.models
         self._vllm.register(VllmNames(registry, lambda: {m.name: m.info for m in models.values() if m.info}))

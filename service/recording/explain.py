@@ -33,6 +33,7 @@ class Rule(NamedTuple):
 
 LINES = (Path(__file__).parent / "rules.txt").read_text(encoding="utf-8").splitlines()
 RULES = tuple(Rule(*line.split(" | ")) for line in LINES if line and line[0] != "#")
+NOTHING = Rule("", "", "Nothing is wrong.", "Nothing is to be done.", "Twelve questions at night", "")
 
 
 class View(NamedTuple):
@@ -86,13 +87,11 @@ class View(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """The answer. `rule` is the name of the row that holds; empty if nothing is wrong now."""
+    """The rule that holds, its sentence, and the figures. If nothing is wrong now, the rule has no name."""
 
-    rule: str
+    rule: Rule
     sentence: str
     figures: tuple[str, ...]
-    remedy: str
-    section: str
 
 
 def explain(record: Facts) -> Explanation:
@@ -101,28 +100,25 @@ def explain(record: Facts) -> Explanation:
     if (found := _found(record, now - WINDOW, now)) is not None:
         return found
     if (before := _found(record, 0.0, now - WINDOW)) is not None:
-        return before._replace(rule="", sentence=f"Nothing is wrong now. Some minutes ago: {before.sentence}")
-    return Explanation("", "Nothing is wrong.", (), "Nothing is to be done.", "Twelve questions at night")
+        sentence = f"Nothing is wrong now. Some minutes ago: {before.sentence}"
+        return before._replace(rule=before.rule._replace(name=""), sentence=sentence)
+    return Explanation(NOTHING, NOTHING.sentence, ())
 
 
 def _found(record: Facts, since: float, until: float) -> Explanation | None:
     """Return the first row that holds. What is over for longer than the latest incident is not what is wrong."""
-    found = []
-    for rule, view in product(RULES, _views(record, since, until)):
-        if (incident := view.incident(rule.when)) is not None:
-            figures = tuple(view.figures(incident, rule.figures))[:N_FIGURES]
-            sentence = rule.sentence.format_map(view.samples[-1] | incident)
-            told = Explanation(rule.name, sentence, figures, rule.remedy, rule.section)
-            found.append((incident.get("time", until), told))
-    latest = max((at for at, told in found if at < until), default=0.0)
-    return next((told for at, told in found if at >= latest - TOGETHER), None)
-
-
-def _views(record: Facts, since: float, until: float) -> Iterator[View]:
     samples, events = ([it for it in record[name] if since <= it["time"] <= until] for name in ("samples", "events"))
+    found, views = [], []
     for model in samples[-1]["models"] if samples else ():
         flat = [{**item, **item["refused"], **item["models"].get(model, {}), "model": model} for item in samples]
-        yield View(flat, [event for event in events if event.get("model", model) == model])
+        views.append(View(flat, [event for event in events if event.get("model", model) == model]))
+    for rule, view in product(RULES, views):
+        if (incident := view.incident(rule.when)) is not None:
+            figures = tuple(view.figures(incident, rule.figures))[:N_FIGURES]
+            told = Explanation(rule, rule.sentence.format_map(view.samples[-1] | incident), figures)
+            found.append((incident.get("time", until), told))
+    latest = max((at for at, _ in found if at < until), default=0.0)
+    return next((told for at, told in found if at >= latest - TOGETHER), None)
 
 
 def _clock(at: float) -> str:

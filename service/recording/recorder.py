@@ -16,10 +16,8 @@ from service.engine.tape import FIELDS
 from service.hosting.drain import Drain
 from service.hosting.hosted import HostedModel
 from service.hosting.models import HostedModels
-from service.observe.machine import machine_facts
 from service.observe.metrics import Metrics
 from service.observe.model_metrics import TOTALS
-from service.observe.processes import memory_by_process
 from service.recording.explain import WINDOW, explain
 from service.settings import Settings
 
@@ -27,8 +25,6 @@ log = logging.getLogger("noria.record")
 
 SECONDS, PAUSE = 600, 1.0
 """Samples in the ring, and seconds between two, as compressed JSON: about 1 kB each."""
-OF_STATS = ("running", "waiting", "blocked", "victim", "prompt_tokens")
-"""Fields of `Stats` that are not counted over engines."""
 RETRIED = ("queue_full", "rate_limit_exceeded", "model_loading", "model_failed", "shutting_down", "engine_unavailable")
 """Codes of refusals that are no mistake of a client."""
 
@@ -63,7 +59,7 @@ class Recorder:
         while True:
             await asyncio.sleep(PAUSE)
             try:
-                self.take(self._facts() | await asyncio.to_thread(_of_system))
+                self.take(self._facts() | await asyncio.to_thread(self._metrics.read_system))
                 if self._journal.n_deaths > n_told:
                     n_told = self._journal.n_deaths
                     await asyncio.to_thread(self.write, "death")
@@ -77,11 +73,11 @@ class Recorder:
         self._before = now
         still = passed if worked < passed / 4 else 0.0  # more than a second means that nothing ran
         times = {"time": now[1], "passed": passed, "jump": abs(wall - passed), "worked": worked, "stood_still": still}
-        self._samples.append(zlib.compress(orjson.dumps(sample := times | facts), 1))
-        self._latest.append(sample)
+        self._latest.append(times | facts)
+        self._samples.append(zlib.compress(orjson.dumps(self._latest[-1]), 1))
         events = [event for event in self._journal.events.copy() if event["time"] > now[1] - WINDOW]
         found = explain({"time": now[1], "samples": [*self._latest], "events": events})
-        self._journal.trouble = found.sentence if found.rule else None
+        self._journal.trouble = found.sentence if found.rule.name else None
 
     def record(self) -> EngineRecord:
         """Return all that is known. For any thread."""
@@ -112,21 +108,19 @@ class Recorder:
             log.error("--record-dir: the record cannot be written: %s", error.strerror)
 
     def _facts(self) -> dict[str, Any]:
-        refused = dict(self._journal.refused)
-        return {
-            "lag": self._metrics.lag(),
-            "draining": self._drain.draining,
-            "store_errors": self._store_errors(),
-            "canary_wrong": self._journal.n_wrong,
-            "refused": refused,
-            "mistakes": sum(n for code, n in refused.items() if code not in RETRIED),
-            "models": {model.name: _of_model(model) for model in self._models},
-        }
+        refused, drains = dict(self._journal.refused), self._drain.draining
+        mistakes = sum(n for code, n in refused.items() if code not in RETRIED)
+        counts = {"store_errors": self._store_errors(), "canary_wrong": self._journal.n_wrong, "mistakes": mistakes}
+        models = {model.name: _of_model(model) for model in self._models}
+        return {"lag": self._metrics.lag(), "draining": drains, **counts, "refused": refused, "models": models}
 
 
 def _of_model(model: HostedModel) -> dict[str, Any]:
-    client, counts, stats, limit = model.client, model.metrics, model.client.stats, model.entry.settings.step_timeout
+    client, counts, stalled = model.client, model.metrics, model.metrics.beat.stalled
+    limit = model.entry.settings.step_timeout
     return {
+        **client.stats._replace(adapters=())._asdict(),
+        **{name: counts.total(name) for name in TOTALS},
         "state": model.state,
         "stage": client.stage,
         "progress": client.progress,
@@ -134,17 +128,10 @@ def _of_model(model: HostedModel) -> dict[str, Any]:
         "waits_for": model.waits_for,
         "loading": model.waiting.total,
         "generated": counts.generated,
-        "stalled": counts.beat.stalled,
+        "stalled": stalled,
         "step_timeout": limit,
-        "stalled_share": counts.beat.stalled / limit,
+        "stalled_share": stalled / limit,
         "waits": counts.latest_waits,
-        "pools": [(it.window, it.held, it.cached, it.free) for it in stats.pools],
-        "disk_error": os.strerror(stats.disk_error),
-        **{name: getattr(stats, name) for name in OF_STATS},
-        **{name: counts.total(name) for name in TOTALS},
+        "usage": counts.usage(),
+        "disk_error": os.strerror(client.stats.disk_error),
     }
-
-
-def _of_system() -> dict[str, Any]:
-    memory = {f"{process}_{kind}": n_bytes for (process, kind), n_bytes in memory_by_process().items()}
-    return {**machine_facts(), "memory": memory}

@@ -8,7 +8,7 @@ from tests.drill.target import Target
 
 SECONDS = 10.0
 """The time in which the first sentence must name the cause."""
-BEFORE = 2.0
+BEFORE = 1.1
 """Seconds before a row whose samples count: the values from which counts rise."""
 NOTHING = "nothing"
 """The cause of a row that harms nothing: any other sentence would be a false cause."""
@@ -30,7 +30,7 @@ def ask(target: Target, cause: str, begun: float) -> Said:
     deadline = time.monotonic() + SECONDS
     while True:
         found = explain(since(target.server.http.get("/v1/engine/record").json(), begun))
-        said = Said(found.sentence, found.rule or NOTHING, (found.rule or NOTHING) == cause)
+        said = Said(found.sentence, found.rule.name or NOTHING, (found.rule.name or NOTHING) == cause)
         if said.right or cause == NOTHING or time.monotonic() > deadline:
             return said
         time.sleep(0.5)

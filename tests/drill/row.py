@@ -68,8 +68,8 @@ class Row:
 
     `setup` names the server (`target.SETUPS`). `askers` is how many canaries ask meanwhile: 1 is rest, 6 is load.
     Rows on the server "aside" run at the same time as all others, because they wait for long deadlines: only
-    `promise.own` is checked there. `cause` is the name of the rule that `noria explain` must give, "nothing" where the row
-    harms nothing; empty where it is not looked for.
+    `promise.own` is checked there. `cause` is the name of the rule that `noria explain` must give, "nothing" where the
+    row harms nothing; empty where it is not looked for.
     """
 
     fault: str

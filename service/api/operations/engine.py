@@ -28,7 +28,6 @@ async def metrics(call: Call) -> Response:
     `?names=vllm` gives those that vLLM has too, under its names.
     """
     names = choice(call, "names", METRIC_NAMES, "")
-    await asyncio.to_thread(call.state.metrics.read_processes)
     return Response(call.state.metrics.render(vllm=names == "vllm"), headers={"content-type": CONTENT_TYPE_LATEST})
 
 

@@ -52,7 +52,7 @@ ROWS = (
             partial(breaks, n),
             "faulty runner",
             LOAD,
-            "a-step-failed",
+            ALONE if n == 1 else "a-step-failed",
         )
         for n in (1, 2, 5)
     ),

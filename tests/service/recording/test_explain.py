@@ -131,7 +131,7 @@ def test_every_row_has_a_case() -> None:
 def test_a_cause_is_found(name: str) -> None:
     later, events = CAUSES[name]
     found = explain(record(later, *events))
-    assert found.rule == name
+    assert found.rule.name == name
     assert "{" not in found.sentence
     assert found.figures
     assert all(re.match(r"\d\d:\d\d:\d\d  \S", line) for line in found.figures)
@@ -151,18 +151,18 @@ def test_nothing_is_wrong_with_a_quiet_server_and_with_one_that_works() -> None:
     busy = {"running": 8, "generated": 900, "preemptions": 2, "lost_tokens": 50, "mistakes": 3, "waiting": 1}
     for later in ({}, busy, {"refused": {"rate_limit_exceeded": 1}}):
         assert explain(record(later)).sentence == "Nothing is wrong."
-    assert explain({"time": NOW, "samples": [], "events": []}).rule == ""
+    assert explain({"time": NOW, "samples": [], "events": []}).rule.name == ""
 
 
 def test_the_newest_incident_is_told() -> None:
     zygote = {"kind": "zygote", "reason": "exit code 0", "time": NOW - 1}
-    assert explain(record({}, engine("killed by SIGSEGV", time=NOW - 15), zygote)).rule == "the-zygote-was-lost"
-    assert explain(record({}, engine("killed by SIGSEGV", time=NOW - 2), zygote)).rule == "the-engine-crashed"
+    assert explain(record({}, engine("killed by SIGSEGV", time=NOW - 15), zygote)).rule.name == "the-zygote-was-lost"
+    assert explain(record({}, engine("killed by SIGSEGV", time=NOW - 2), zygote)).rule.name == "the-engine-crashed"
 
 
 def test_what_is_over_is_told_as_such() -> None:
     found = explain(record({}, engine("killed by SIGSEGV", time=NOW - WINDOW - 9), seconds=WINDOW + 30))
-    assert found.rule == ""
+    assert found.rule.name == ""
     assert found.sentence.startswith("Nothing is wrong now. Some minutes ago: The engine of second crashed")
 
 

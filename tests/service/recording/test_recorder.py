@@ -84,7 +84,7 @@ def test_a_death_is_written_and_explained(tmp_path: Path) -> None:
 )
 def test_a_slow_server_is_well_and_a_full_one_is_full(options: dict[str, int], n_waiting: int, rule: str) -> None:
     with sampled(model="slow", **options) as live, ExitStack() as streams:
-        assert explain(later(live)).rule == ""
+        assert explain(later(live)).rule.name == ""
         for _ in range(2):
             streams.enter_context(begun(live))
         for _ in range(n_waiting):
@@ -93,7 +93,7 @@ def test_a_slow_server_is_well_and_a_full_one_is_full(options: dict[str, int], n
         found = explain(later(live))
         with hurried():
             streams.close()
-    assert found.rule == rule, found
+    assert found.rule.name == rule, found
 
 
 def test_a_wrong_bit_takes_the_server_out_of_service(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ def test_a_wrong_bit_takes_the_server_out_of_service(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(fakes, "state_after", lambda state, tokens: right(state + 1, tokens))
         eventually(lambda: live.http.get("/ready").status_code == 503, "it is out of service")
         assert live.http.get("/ready").json() == {"status": "failed", "stage": "the canary got wrong bits"}
-        assert explain(later(live)).rule == "wrong-bits"
+        assert explain(later(live)).rule.name == "wrong-bits"
 
 
 def test_errors_of_the_command_are_lines(tmp_path: Path) -> None:
