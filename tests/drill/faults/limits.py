@@ -170,7 +170,12 @@ ROWS: tuple[Row | LoneRow, ...] = (
         LoneRow(f"address space of the {kind} limited for good", NO_BLAME, partial(little_address_space, kind))
         for kind in ("service", "engine")
     ),
-    Row("too little memory to load an engine, for 3 s", Promise(serves=30.0), no_memory_to_load, cause="out-of-memory"),
+    Row(
+        "too little memory to load an engine, for 3 s",
+        Promise(serves=30.0),
+        no_memory_to_load,
+        cause="no-memory-to-load",
+    ),
     Row(
         "no more memory for the engine in a step",
         Promise("no 4xx", serves=SERVES_SECONDS),

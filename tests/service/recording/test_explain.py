@@ -89,6 +89,10 @@ CAUSES: dict[str, tuple[dict[str, Any], tuple[dict[str, Any], ...]]] = {
     "wrong-bits": ({"canary_wrong": 1}, ()),
     "the-engine-was-stopped": ({}, (engine("the engine process is stopped and has been silent for 1.1 s"),)),
     "the-engine-crashed": ({"state": "restarting"}, (engine("killed by SIGSEGV"),)),
+    "no-memory-to-load": (
+        {},
+        (KILLED, engine("the weights need 2 GiB, this machine has 1 GiB free; choose a smaller model")),
+    ),
     "the-engine-was-killed": ({"state": "restarting", "blocked": "sequences", "waiting": 9}, (KILLED,)),
     "no-progress": (
         {},
