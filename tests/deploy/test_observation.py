@@ -154,9 +154,10 @@ def test_every_alert_has_a_remedy(alert: str) -> None:
     assert re.findall(r"^- \*\*(\w+)", section, re.MULTILINE) == ["Meaning", "Look", "Remedy"]
     (rule,) = [rule for rule in rules("alerts.yml") if rule["alert"] == alert]
     assert rule["annotations"]["runbook_url"] == f"docs/operations.md#{alert.lower()}"
-    page, _, place = rule["annotations"]["explain_url"].partition("#")
-    assert (page, anchors(DEPLOY.parent / page) >= {place}) == ("docs/trouble.md", True)
     assert f"](#{alert.lower()})" in page, "the list of alerts links to it"
+    name, _, place = rule["annotations"]["explain_url"].partition("#")
+    assert name == "docs/trouble.md"
+    assert place in anchors(DEPLOY.parent / name)
 
 
 def test_every_remedy_is_that_of_an_alert() -> None:
