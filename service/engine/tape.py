@@ -28,13 +28,13 @@ class Tape:
 
     def __init__(self, path: str = "") -> None:
         self._memory: bytearray | mmap.mmap = bytearray(BYTES)
-        self._n = 0
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             self._memory = mmap.mmap(descriptor, BYTES)
             os.lseek(descriptor, BYTES, os.SEEK_SET)
             faulthandler.enable(descriptor)
             faulthandler.register(STACK_SIGNAL, descriptor)
+        self._n = max(record[2] for record in RECORD.iter_unpack(self._memory[:]))  # after those of earlier engines
 
     def begin(self, n_tokens: int, n_prompt: int, n_sequences: int, plan: float) -> int:
         """Write a step that is launched; returns its number."""

@@ -83,9 +83,9 @@ class Supervisor:
 
     async def _run_engine(self, options: Callable[[], Awaitable[Options]]) -> "EngineEnd":
         """Run one engine from its start to its end. An error in this code must not end the supervision."""
-        failure, stacks, engine = None, "", self._new_engine()
+        failure, stacks = None, ""
         try:
-            self.current = connection = EngineConnection(engine)
+            self.current = connection = EngineConnection(engine := self._new_engine())
             await connection.open()
             connection.load(LoadModel(dict(await options()), self._patience.step, self._name), self._take)
             if (failure := await connection.watch(self._patience)) is not None:
