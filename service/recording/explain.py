@@ -20,7 +20,7 @@ class Rule(NamedTuple):
 
     Incidents: "event KIND text n": there were n events with this text in their reason; "rose FACT": a count grew; "most
     FACT n", "least FACT n": a value was above, or below n. States: "grew FACT n": a count grew by more than n, or than
-    the count n; "now FACT n": the latest value is above n; "is FACT value": it lasts. Without n it is 0, of events 1.
+    the count n, or a part of it (n/3); "now FACT n": the latest value is above n; "is FACT value": it lasts. Without n it is 0, of events 1.
     """
 
     name: str
@@ -58,7 +58,8 @@ class View(NamedTuple):
         if verb == "is":
             latest = [str(item.get(name)) for item in self.samples[-LASTING:]]
             return {} if latest == [*rest] * LASTING else None
-        bound = self._rise(rest[0]) if rest and rest[0].isidentifier() else float(rest[0]) if rest else 0.0
+        n, _, part = " ".join(rest).partition("/")
+        bound = self._rise(n) / float(part or 1) if n.isidentifier() else float(n or 0)
         if verb in ("most", "least"):
             sign = 1 if verb == "most" else -1
             beyond = (it for it in reversed(self.samples) if name in it and sign * it[name] > sign * bound)

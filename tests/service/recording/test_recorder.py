@@ -1,37 +1,20 @@
 """The record of a real server: what it holds and what it must not, who may read it, when it is written."""
 
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from service.recording import canary, recorder
+from service.recording import canary
 from service.recording.explain import explain
 from tests import fakes
 from tests.service.command_line import noria
-from tests.service.live import Live, begun, busy, hurried, running, sent
+from tests.service.live import begun, busy, hurried, sent
+from tests.service.recording.sampling import later, sampled
 from tests.waiting import eventually
 
 KEY, SECRET = "key-of-the-client", "secret-of-the-client"
-
-
-@contextmanager
-def sampled(**options: Any) -> Iterator[Live]:
-    """A server that takes twenty samples a second."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recorder, "PAUSE", 0.05)
-        with running(**options) as live:
-            yield live
-
-
-def later(live: Live, n_samples: int = 6) -> dict[str, Any]:
-    """The record once it has so many more samples."""
-    n_before = len(live.state.recorder.record()["samples"])
-    eventually(lambda: len(live.state.recorder.record()["samples"]) >= n_before + n_samples, "samples are taken")
-    return live.state.recorder.record()
 
 
 def test_it_has_what_the_server_did_and_nothing_of_clients() -> None:
