@@ -20,7 +20,8 @@ class Rule(NamedTuple):
 
     Incidents: "event KIND text n": there were n events with this text in their reason; "rose FACT": a count grew; "most
     FACT n", "least FACT n": a value was above, or below n. States: "grew FACT n": a count grew by more than n, or than
-    the count n, or a part of it (n/3); "now FACT n": the latest value is above n; "is FACT value": it lasts. Without n it is 0, of events 1.
+    the count n, or a part of it (n/5); "now FACT n": the latest value is above n; "is FACT value": it lasts. Without n
+    it is 0, of events 1.
     """
 
     name: str
