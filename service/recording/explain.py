@@ -59,8 +59,8 @@ class View(NamedTuple):
         if verb == "is":
             latest = [str(item.get(name)) for item in self.samples[-LASTING:]]
             return {} if latest == [*rest] * LASTING else None
-        n, _, part = " ".join(rest).partition("/")
-        bound = self._rise(n) / float(part or 1) if n.isidentifier() else float(n or 0)
+        other, _, part = " ".join(rest).partition("/")
+        bound = self._rise(other) / float(part or 1) if other.isidentifier() else float(other or 0)
         if verb in ("most", "least"):
             sign = 1 if verb == "most" else -1
             beyond = (it for it in reversed(self.samples) if name in it and sign * it[name] > sign * bound)

@@ -14,7 +14,7 @@ from typing_extensions import TypedDict  # pydantic, which reads it, needs this 
 
 from service.engine.tape import FIELDS
 from service.hosting.drain import Drain
-from service.hosting.hosted import HostedModel
+from service.hosting.hosted import FOLDERS, HostedModel
 from service.hosting.models import HostedModels
 from service.observe.metrics import Metrics
 from service.observe.model_metrics import TOTALS
@@ -77,7 +77,7 @@ class Recorder:
         self._samples.append(zlib.compress(orjson.dumps(self._latest[-1]), 1))
         events = [event for event in self._journal.events.copy() if event["time"] > now[1] - WINDOW]
         found = explain({"time": now[1], "samples": [*self._latest], "events": events})
-        self._journal.trouble = found.sentence if found.rule.name else None
+        self._journal.trouble = FOLDERS.sub("", found.sentence) if found.rule.name else None  # for everyone
 
     def record(self) -> EngineRecord:
         """Return all that is known. For any thread."""

@@ -101,3 +101,10 @@ def test_errors_of_the_command_are_lines(tmp_path: Path) -> None:
         ran = noria("explain", source)
         assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (1, "", 1)
         assert words in ran.stderr
+
+
+def test_the_sentence_for_everyone_has_no_folders() -> None:
+    with sampled() as live:
+        live.state.metrics.journal.note("engine", "found nothing at /srv/models/secret", model="fake")
+        eventually(lambda: "trouble" in live.http.get("/health").json(), "it says so")
+        assert live.http.get("/health").json()["trouble"].endswith("was replaced: found nothing at secret.")
