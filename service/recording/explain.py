@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 WINDOW, LASTING = 60, 3
 """Seconds before the end of a record in which a cause is looked for, and samples for which a state must last."""
 N_FIGURES = 3
-TOGETHER = 3.0
+TOGETHER = 10.0
 """Seconds within which incidents have one cause: the first row that holds has it."""
 Facts = dict[str, Any]
 

@@ -7,6 +7,8 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import orjson
@@ -52,17 +54,19 @@ class Recorder:
         self._samples: deque[bytes] = deque(maxlen=SECONDS)
         self._latest: deque[dict[str, Any]] = deque(maxlen=WINDOW + 1)
         self._before = time.monotonic(), time.time(), time.process_time()
+        self._thread = ThreadPoolExecutor(1, "noria-record")
+        self._thread.submit(int)  # start the thread now: later the system may allow no more
 
     async def run(self) -> None:
         """Take samples until cancelled, and write the record after each death of an engine."""
-        n_told = 0
+        n_told, on_thread = 0, partial(asyncio.get_running_loop().run_in_executor, self._thread)
         while True:
             await asyncio.sleep(PAUSE)
             try:
-                self.take(self._facts() | await asyncio.to_thread(self._metrics.read_system))
+                self.take(self._facts() | await on_thread(self._metrics.read_system))
                 if self._journal.n_deaths > n_told:
                     n_told = self._journal.n_deaths
-                    await asyncio.to_thread(self.write, "death")
+                    await on_thread(self.write, "death")
             except Exception:
                 log.exception("a sample of the record cannot be taken")
 

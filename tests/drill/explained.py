@@ -10,6 +10,8 @@ SECONDS = 10.0
 """The time in which the first sentence must name the cause."""
 BEFORE = 1.1
 """Seconds before a row whose samples count: the values from which counts rise."""
+MOMENTS = ("descriptors_left", "pids_left", "stood_still", "jump")
+"""Facts of the moment, which the sample before a row does not lend to it."""
 NOTHING = "nothing"
 """The cause of a row that harms nothing: any other sentence would be a false cause."""
 
@@ -41,4 +43,5 @@ def since(record: dict[str, Any], begun: float) -> dict[str, Any]:
     now = record["time"] - (time.time() - begun)
     events = [event for event in record["events"] if event["time"] >= now]
     samples = [sample for sample in record["samples"] if sample["time"] >= now - BEFORE]
-    return {**record, "events": events, "samples": samples}
+    cut = [{name: it[name] for name in it if it["time"] >= now or name not in MOMENTS} for it in samples]
+    return {**record, "events": events, "samples": cut}

@@ -24,6 +24,7 @@ class Stage:
         self.probe = Probe(target.port)
         self.log: list[Asked] = []
         self._marked = 0.0
+        self.said: explained.Said | None = None  # by a row that asks while its fault lasts
         self.start = Rest.of(target)
 
     def mark(self) -> None:
@@ -40,13 +41,13 @@ class Stage:
 
     def judge(self, row: Row) -> Result:
         """Apply a row and compare what happens with its promise."""
-        begun, at = time.monotonic(), time.time()
+        begun, at, self.said = time.monotonic(), time.time(), None
         before = Rest.of(self.target)
         with peak_memory(self.target.pid) as peak:
             own, again = self._act(row, begun)
             if not own.possible:
                 return own
-            said = explained.ask(self.target, row.cause, at) if row.cause else None
+            said = self.said or (explained.ask(self.target, row.cause, at) if row.cause else None)
             problems = own.problems + again.problems + canary_problems(self.log, row.promise)
             problems += [f"after it: {text}" for text in canary_problems(self.canary.once(), Promise())]
         if peak.growth > row.promise.memory:

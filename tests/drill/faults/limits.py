@@ -83,7 +83,7 @@ def no_descriptors(stage: Stage) -> str:
         send(stage.target.find("trial").pid, signal.SIGKILL)
         for _ in range(50):
             held.enter_context(connect(stage.target.port))
-        time.sleep(0.5)
+        time.sleep(1.5)  # the server looks once a second
         health = ask_live(stage.target.health_port)
         form = ask_new_form(stage.target)
     stage.mark()

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Event, Thread
 
+from tests.drill import explained
 from tests.drill.canary import COMPLETIONS, Question, ask
 from tests.drill.explained import NOTHING
 from tests.drill.faults.limits import control_group
@@ -16,6 +17,7 @@ from tests.drill.row import Promise, Row
 from tests.drill.stage import Stage
 
 WORK_SECONDS = 8.0
+LIMITED = "the-processor-is-limited"
 PULSE_SECONDS = 0.05
 SLOW = Promise(answers=60.0, live=None)
 
@@ -57,7 +59,10 @@ def limited(stage: Stage) -> str:
     """Half a core by a control group."""
     pids = [process.pid for process in stage.target.processes()]
     with control_group("cpu", ("cpu.cfs_quota_us", "50000"), pids):
-        return works(stage)
+        begun = time.time()
+        seen = works(stage)
+        stage.said = explained.ask(stage.target, LIMITED, begun)
+        return seen
 
 
 def full(stage: Stage) -> str:
@@ -71,6 +76,6 @@ def full(stage: Stage) -> str:
 ROWS = (
     Row("none: a server at work", SLOW, works, askers=6, cause=NOTHING),
     Row("none: a server that runs half of the time", SLOW, slow, askers=6, cause=NOTHING),
-    Row("a limit of half a core", SLOW, limited, askers=6, cause="the-processor-is-limited"),
+    Row("a limit of half a core", SLOW, limited, askers=6, cause=LIMITED),
     Row("none: 128 requests where 16 may run", SLOW, full, cause="as-many-run-as-may"),
 )
