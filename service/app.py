@@ -51,6 +51,8 @@ from service.observe.observer import Observer
 from service.observe.view.live import LiveRequests
 from service.page.routes import PAGES, Page, start_at
 from service.receipts.keys import read_key
+from service.recording.canary import ask_forever
+from service.recording.recorder import Recorder
 from service.schema.fields import declared_paths
 from service.settings import Settings
 from service.state.store import Store, opened
@@ -139,7 +141,10 @@ async def _brought_up(app: FastAPI, on_failed: Callable[[Exception], None]) -> A
         except Exception as error:
             on_failed(error)
 
-    tasks = [asyncio.create_task(bring_up()), asyncio.create_task(state.metrics.watch_event_loop())]
+    work = [bring_up(), state.metrics.watch_event_loop(), state.recorder.run()]
+    if state.settings.canary != "off":
+        work.append(ask_forever(state.models))
+    tasks = [asyncio.create_task(coroutine) for coroutine in work]
     yield
     for task in tasks:
         task.cancel()
@@ -190,6 +195,7 @@ def _state(
         LiveRequests(),
         store,
         Runs(observer.observing, RECORDED_BYTES),
+        Recorder(settings, models, drain, measured, lambda: store.n_errors),
     )
 
 

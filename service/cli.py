@@ -111,6 +111,7 @@ def build(arguments: list[str], zygote: "Launched | None" = None) -> typer.Typer
         from service.commands.batch.command import batch
         from service.commands.bench.command import bench
         from service.commands.chat.command import chat
+        from service.commands.explain import explain_server
         from service.commands.models.command import list_models, pull, rm
         from service.commands.prefixes import prefixes
         from service.commands.ps import ps
@@ -120,6 +121,7 @@ def build(arguments: list[str], zygote: "Launched | None" = None) -> typer.Typer
         for command in (plan, chat, ps, batch, bench, pull):
             add(command)
         add(list_models, "list")
+        add(explain_server, "explain")
         for command in (rm, prefixes, verify):
             add(command)
         app.add_typer(receipts, name="receipts", context_settings=HELP)

@@ -174,6 +174,21 @@ class Settings(ModelSettings):
     log_level_file: Path | None = option(
         None, "File with the level to log, read at the start and at SIGHUP. It takes precedence over --log-level."
     )
+    canary: str = option(
+        "off",
+        "Ask each model the same question every minute, and compare the bits of the answers, where they are promised "
+        "(docs/determinism.md). report: a wrong one is a metric and an alert. unready: then /ready also answers 503.",
+        choices=("off", "report", "unready"),
+    )
+    record_dir: Path | None = option(
+        None,
+        "Directory for records of the last ten minutes: one is written when an engine or the server dies, and at "
+        "SIGUSR2. noria explain FILE reads it (docs/operations.md).",
+        unset="none is written",
+    )
+    record_dir_size: int = option(
+        2**27, "Bytes of records in --record-dir. The oldest are removed.", is_size=True, least=2**23
+    )
     otlp_endpoint: str | None = option(
         None,
         "URL of an OpenTelemetry collector that takes traces by OTLP over HTTP, such as http://127.0.0.1:4318. It "
@@ -191,6 +206,8 @@ class Settings(ModelSettings):
         if self.receipts and self.receipt_key is None:
             raise OptionError("--receipts needs --receipt-key FILE; noria receipts key FILE makes the file")
         check_file("--receipt-key", self.receipt_key)
+        if self.record_dir is not None and not self.record_dir.is_dir():
+            raise OptionError(f"--record-dir {self.record_dir}: no such directory")
         if self.otlp_endpoint is not None:
             _check_collector(self.otlp_endpoint)
 

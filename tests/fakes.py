@@ -443,6 +443,9 @@ class EngineThread(EngineProcess):
     def stopped(self) -> bool:
         return False
 
+    async def stacks(self) -> str:
+        return ""
+
     def kill(self) -> None:
         """Close the wire; the loop ends at its next message. A thread in a step finishes that step first."""
         self.killed = True

@@ -36,7 +36,7 @@ MODEL_ROOMS = """
 SERVICE_ROOMS = """
     model_settings; settings; logs
     engine; errors; helpers; http; access
-    schema; generation; receipts; media; images, audio; structured; observe; state; hosting; start
+    schema; generation; receipts; media; images, audio; structured; observe; state; hosting; recording; start
     api; page; app; commands; cli; __main__
 """
 API_ROOMS = """

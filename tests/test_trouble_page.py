@@ -1,13 +1,15 @@
-"""docs/trouble.md: 15 symptoms of one form, whose codes, flags and links exist."""
+"""docs/trouble.md: 15 symptoms of one form, whose codes, flags and links exist; then the table of `noria explain`."""
 
 import re
 from pathlib import Path
 
 import pytest
 
+from scripts import trouble
+
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/trouble.md").read_text(encoding="utf-8")
-SYMPTOMS = dict(re.findall(r"^## (.+)\n((?:(?!^## ).*\n?)*)", PAGE, re.MULTILINE))
+SYMPTOMS = dict(re.findall(r"^## (.+)\n((?:(?!^## ).*\n?)*)", PAGE.partition("## What `noria")[0], re.MULTILINE))
 FORM = re.compile(r"\n {4}(\S.*)\n\n\*\*It prints\*\* (.+?)\n\n\*\*Remedy\.\*\* (.+?)\n*", re.DOTALL)
 PRODUCT = "".join(
     path.read_text(encoding="utf-8") for room in ("model", "service") for path in (ROOT / room).rglob("*.py")
@@ -41,3 +43,7 @@ def test_errors_link_to_symptoms() -> None:
     links = re.findall(r"docs/trouble\.md#([\w-]+)", PRODUCT)
     assert len(links) >= 2
     assert set(links) <= {anchor(title) for title in SYMPTOMS}
+
+
+def test_the_table_is_what_the_server_says() -> None:
+    assert trouble.page(PAGE) == PAGE, "run python scripts/trouble.py"

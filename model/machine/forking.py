@@ -50,11 +50,11 @@ class ForkedProcess:
             time.sleep(POLL_SECONDS)
         return code
 
-    def kill(self) -> None:
-        """End it at once. Does not wait."""
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Send it a signal, by default the one that ends it at once. Does not wait."""
         with self._lock:
             if self._code is None:
-                os.kill(self.pid, signal.SIGKILL)
+                os.kill(self.pid, number)
 
     def end_group(self, timeout: float) -> None:
         """End the processes that it has left behind in its group. This process has adopted them."""

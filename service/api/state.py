@@ -12,6 +12,7 @@ from service.hosting.models import HostedModels
 from service.images.images import Images
 from service.observe.metrics import Metrics
 from service.observe.view.live import LiveRequests
+from service.recording.recorder import Recorder
 from service.settings import Settings
 from service.state.store import Store
 from service.structured.constraint import Grammars
@@ -59,3 +60,4 @@ class State:
     requests: LiveRequests
     store: Store
     runs: Runs
+    recorder: Recorder

@@ -40,6 +40,7 @@ def run(settings: Settings, zygote: "Launched | None" = None) -> int:
         # It has no effect then, and FastAPI does not start with a name that is not installed.
         os.environ.pop("OTEL_PROPAGATORS", None)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server reloads at it
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # until it writes a record
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who ignores it learns no exit code; a parent may have
     keys = Keys(settings.api_keys, settings.api_key_file)
     entries = read_entries(settings)
@@ -56,6 +57,7 @@ def run(settings: Settings, zygote: "Launched | None" = None) -> int:
         from service.observe.metrics import Metrics
 
         metrics = Metrics()
+        engines.watch_zygote(metrics.journal)
 
         def client_of(entry: ModelEntry) -> "EngineClient":
             return engines.client(entry.settings, metrics.of_model(entry.name))

@@ -19,7 +19,7 @@ from service.engine.client import EngineClient
 from service.generation.served import ServedModel
 from service.generation.startup import load_served
 from service.hosting.entries import ModelEntry, read_entries
-from service.hosting.hosted import Loader
+from service.hosting.hosted import Loader, public_reason
 from service.hosting.memory import need_of
 from service.hosting.models import NeedOf
 from service.http.connection.limits import Places, raise_descriptor_limit
@@ -56,6 +56,8 @@ def create_server(
 
     def on_failed(error: Exception) -> None:
         _tell(error)
+        measured.journal.note("failure", public_reason(error), model=entries[0].name)
+        app.state.noria.recorder.write("failed")
         server.fail()
 
     app = create_app(
@@ -84,6 +86,7 @@ def create_server(
         places=places,
         on_refused=measured.observe_refused_connection,
         probes=None if health is None else HealthListener(health, probed),
+        record=lambda: app.state.noria.recorder.write("signal"),
     )
     return server
 

@@ -12,7 +12,7 @@ from service.errors.wording import meant
 PLAN_MEMORY, PLAN_JSON = "NORIA_MEMORY", "NORIA_JSON"
 OTHERS = (KERNELS, PARENT, PLAN_MEMORY, PLAN_JSON)
 """Variables that are no flags of `serve`."""
-OF_COMMANDS = ("NORIA_BATCH_", "NORIA_BENCH_", "NORIA_CHAT_", "NORIA_PS_", "NORIA_VERIFY_")
+OF_COMMANDS = ("NORIA_BATCH_", "NORIA_BENCH_", "NORIA_CHAT_", "NORIA_EXPLAIN_", "NORIA_PS_", "NORIA_VERIFY_")
 """The beginnings of other commands' variables. `serve` does not import these commands."""
 PROTECTING = ("API_KEY", "API_KEY_FILE", "SSL_CERTFILE", "SSL_KEYFILE")
 """A server that does not get one of these variables is open, or does not encrypt."""

@@ -30,6 +30,7 @@ from model.machine.forking import fork_for_parent, n_threads
 from service import logs
 from service.engine.messages import Wire
 from service.engine.supervision.launch import ENGINE, PID_BYTES
+from service.engine.tape import Tape
 from service.engine.worker import Worker
 
 
@@ -77,15 +78,17 @@ def begin(control: socket.socket, wire: socket.socket, answer: socket.socket, mo
 
 
 def serve(sock: socket.socket) -> None:
-    """Run one engine. The wire's first message names its runner, and format and level of its log."""
+    """Run one engine. The wire's first message names its runner, format and level of its log, and its tape."""
     name_process("noria-engine")
     try:
-        (runner, log_format, log_level), _ = frames.receive(sock)
+        (runner, log_format, log_level, tape), _ = frames.receive(sock)
     except OSError:  # the service needs it no more
         return
     logs.configure(log_format, log_level, "engine")
     # The hard way out, because this thread may be deep inside a long computation.
-    Worker(Wire(sock), end=lambda: os._exit(0), on_load=begin_to_load).run(runner)
+    worker = Worker(Wire(sock), end=lambda: os._exit(0), on_load=begin_to_load)
+    worker.tape = Tape(tape)
+    worker.run(runner)
 
 
 def begin_to_load(name: str) -> None:

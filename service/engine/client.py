@@ -35,7 +35,7 @@ from service.engine.picture import Picture
 from service.engine.submitted import Submitted
 from service.engine.supervision.connection import Patience
 from service.engine.supervision.process import EngineProcess
-from service.engine.supervision.supervisor import Supervisor
+from service.engine.supervision.supervisor import OnRestart, Supervisor
 
 log = logging.getLogger("noria.engine")
 T = TypeVar("T")
@@ -50,7 +50,8 @@ class EngineClient:
     """The client of an engine: it submits sequences to the one that serves, and delivers their updates.
 
     `stage` and `progress` (0..1) describe loading, for which the log has the model's `name`. `info` is set once the
-    engine is ready. `adapters` returns the numbers and paths of the LoRA adapters that the next engine reads.
+    engine is ready. `adapters` returns the numbers and paths of the LoRA adapters that the next engine reads. `steps`
+    returns the latest steps of the engines (`tape.py`).
 
     An engine is replaced if it dies, if a signal stops it, if it sends nothing for `stall_timeout` seconds, or if a
     sequence in it makes no progress for `step_timeout` seconds. Sequences go on with the next engine. Without
@@ -67,8 +68,9 @@ class EngineClient:
         continues: bool = True,
         on_report: Callable[[Report], None] = lambda report: None,
         on_beat: Callable[[Beat], None] = lambda beat: None,
-        on_restart: Callable[[], None] = lambda: None,
+        on_restart: OnRestart = lambda reason, stacks: None,
         on_continue: Callable[[], None] = lambda: None,
+        steps: Callable[[], list[Any]] = list,
     ) -> None:
         self._name = name
         self.state: EngineState = "starting"
@@ -78,6 +80,7 @@ class EngineClient:
         self.stats = Stats()
         self.n_lost = 0  # engines that have ended
         self.adapters: Callable[[], Sequence[tuple[int, str]]] = tuple
+        self.steps = steps
         self._on_report = on_report
         self._on_beat = on_beat
         self._on_restart = on_restart

@@ -13,6 +13,7 @@ from model.batch import BROKEN_NUMBERS, DeviceLost, Runner, StepBatch, StepOutpu
 from service.engine.messages import Abort, FromEngine, Look, Report, Stop, Submit, ToEngine, UnloadAdapter, Update
 from service.engine.progress import StallClock, StepRecorder
 from service.engine.scheduling.scheduler import Scheduler
+from service.engine.tape import Tape
 
 log = logging.getLogger("noria.engine")
 
@@ -29,6 +30,7 @@ class Flight(NamedTuple):
     batch: StepBatch
     n_tokens: int
     launched: float
+    step: int
     wait: Callable[[], StepOutput]
 
 
@@ -37,7 +39,7 @@ class EngineLoop:
 
     `receive(block)` returns the messages that have arrived; with `block` it waits for at least one. `send` sends a
     message to the service. `clock` is told which sequences make progress. `preparing` returns the ids of sequences that
-    will arrive later, each with the length of its prompt.
+    will arrive later, each with the length of its prompt. `tape` has the latest steps.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class EngineLoop:
         send: Callable[[FromEngine], None],
         clock: StallClock | None = None,
         preparing: Callable[[], Mapping[int, int]] = dict,
+        tape: Tape | None = None,
     ) -> None:
         self._runner = runner
         self._scheduler = scheduler
@@ -55,6 +58,7 @@ class EngineLoop:
         self._send = send
         self._clock = clock or StallClock()
         self._preparing = preparing
+        self._tape = tape or Tape()
         self._steps = StepRecorder()
         self._looks: list[Look] = []  # to be answered after the present step
         self._flights: deque[Flight] = deque()  # oldest first
@@ -125,15 +129,19 @@ class EngineLoop:
 
     def _launch(self) -> list[Update]:
         """Plan and launch a step. If that fails, read the steps in flight first: they do not depend on the new one."""
+        began = time.monotonic()
         batch, launched = self._scheduler.plan(), time.monotonic()
         self._clock.note(self._scheduler.due)
         self._waits_for_files = not batch and not self._flights and self._scheduler.waits_for_files
         if batch:
+            n_tokens = batch.n_tokens
             if log.isEnabledFor(logging.DEBUG):
-                counts = batch.n_tokens, len(batch.slices), len(batch.media)
+                counts = n_tokens, len(batch.slices), len(batch.media)
                 log.debug("a step computes %d tokens of %d sequences, and encodes %d media items", *counts)
             try:
-                self._flights.append(Flight(batch, batch.n_tokens, launched, self._runner.launch(batch)))
+                step = self._tape.begin(n_tokens, batch.n_prompt, len(batch.slices), launched - began)
+                wait = self._runner.launch(batch)
+                self._flights.append(Flight(batch, n_tokens, launched, step, wait))
             except StepTooLarge as error:
                 log.warning("%d tokens of a step do not fit into memory: they are planned again", batch.n_tokens)
                 return self._scheduler.retract(batch.n_tokens, error.media_faults)
@@ -150,15 +158,17 @@ class EngineLoop:
         if not self._flights:
             return []
         flight = self._flights.popleft()
-        output = None
+        output, began = None, time.monotonic()
         try:
             output = flight.wait()
+            computed = time.monotonic()
         except Exception as error:
             updates = self._fail(error, flight.n_tokens)
         else:
             updates = self._scheduler.commit(output)
             self._count(flight.batch, output, reported=bool(updates))
             self._clock.note(self._scheduler.due, done=self._scheduler.advanced)
+            self._tape.end(flight.step, began - flight.launched, computed - began, time.monotonic() - computed)
         before, self._landed_at = self._landed_at, time.monotonic()
         self._landed = flight.n_tokens
         if output is not None and flight.n_tokens:

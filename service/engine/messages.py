@@ -13,7 +13,7 @@ from model.batch import RunnerInfo, TokenLogprob
 from model.machine import frames, records
 from model.media import MediaSpan
 from model.sampling_params import SamplingParams
-from service.engine.picture import Picture, PoolPages
+from service.engine.picture import Picture, PoolPages, Reason
 
 PIECE = 2**18
 """Bytes of a message that the service's event loop writes before it serves others."""
@@ -224,8 +224,10 @@ class Stats(NamedTuple):
 
     `prompt_tokens` were computed, those of sequences that are computed again among them. `adapters` are those that
     sequences use. Of `hit_tokens`, `disk_tokens` were read from the prefix store. It has written `pages_written`, and
-    not written `pages_dropped`: its queue was full, or the disk refused them. Of each of DRAFTERS steps verified some
-    tokens, and accepted some.
+    not written `pages_dropped`: its queue was full, or the disk refused them. The disk failed `disk_errors` times, the
+    latest with the system's number `disk_error`. `pages_damaged` had other bytes than they should. `blocked` says why
+    nothing more is admitted. Preemptions lost `lost_tokens` that were computed, the latest those of `victim`. Of each
+    of DRAFTERS steps verified some tokens, and accepted some.
     """
 
     running: int = 0
@@ -242,6 +244,12 @@ class Stats(NamedTuple):
     disk_tokens: int = 0
     pages_written: int = 0
     pages_dropped: int = 0
+    pages_damaged: int = 0
+    disk_errors: int = 0
+    disk_error: int = 0
+    blocked: Reason | None = None
+    lost_tokens: int = 0
+    victim: int = 0
     prompt_lookup_drafted: int = 0
     prompt_lookup_accepted: int = 0
     answers_drafted: int = 0

@@ -34,6 +34,7 @@ from service.engine.prefixes.store import SAVE_SECONDS, PrefixStore, open_store
 from service.engine.progress import StallClock
 from service.engine.scheduling.budget import PromptBudget
 from service.engine.scheduling.scheduler import Scheduler
+from service.engine.tape import Tape
 
 log = logging.getLogger("noria.engine")
 
@@ -55,13 +56,14 @@ class Worker:
     """One engine on one wire.
 
     It calls `on_load` with the name of its model when it begins to load it. It calls `end`, which ends the process at
-    once, at a Stop message, when the service closes its end, and when the runner is lost.
+    once, at a Stop message, when the service closes its end, and when the runner is lost. Its steps go to `tape`.
     """
 
     def __init__(self, wire: Wire, end: Callable[[], None], on_load: Callable[[str], None] = lambda name: None) -> None:
         self._wire = wire
         self._end = end
         self._on_load = on_load
+        self.tape = Tape()
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._ended = threading.Event()
         self._runner: Runner | None = None
@@ -121,7 +123,8 @@ class Worker:
             self._runner = runner
             self._wire.send(Ready(runner.info))
             runner.watch(self._lost)
-            EngineLoop(runner, scheduler, self._receive, self._wire.send, self._clock, self._preparing.copy).run()
+            preparing = self._preparing.copy
+            EngineLoop(runner, scheduler, self._receive, self._wire.send, self._clock, preparing, self.tape).run()
             scheduler.save_pages(SAVE_SECONDS)
 
     def _lost(self, reason: str) -> None:

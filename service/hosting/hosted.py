@@ -226,6 +226,7 @@ class HostedModel:
     async def fail(self, error: Exception) -> None:
         """Give up the engine after an error that loading or supervision raised. The next load waits for a while."""
         self.failure = public_reason(error)
+        self.metrics.journal.note("failure", self.failure, model=self.name)
         self._n_failures += 1
         self._failed_at = time.monotonic()
         self.admission.model = None

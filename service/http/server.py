@@ -33,7 +33,8 @@ class Server(uvicorn.Server):
 
     `drain` refuses new requests, and returns when those in flight have ended or their time is up. The server calls each
     of `reloads`, by the name of the thing that it reads again, at SIGHUP; it returns the changes. `on_refused` gets the
-    reason when a connection refuses a request before any application sees it. `probes` listens on a port of its own.
+    reason when a connection refuses a request before any application sees it. `probes` listens on a port of its own. At
+    SIGUSR2 it calls `record` on a thread.
     """
 
     def __init__(
@@ -46,12 +47,14 @@ class Server(uvicorn.Server):
         places: Places,
         on_refused: Callable[[str], None],
         probes: HealthListener | None = None,
+        record: Callable[[], None] = lambda: None,
     ) -> None:
         self.failed = False
         self._drain = drain
         self._reloads = {"TLS certificate": self._reload_certificate, **reloads}
         self._settings = settings
         self._probes = probes
+        self._record = record
         self._drain_task: asyncio.Task[None] | None = None
         self._draining = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -83,6 +86,7 @@ class Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         if threading.current_thread() is threading.main_thread():
             self._loop.add_signal_handler(signal.SIGHUP, self.reload)
+            self._loop.add_signal_handler(signal.SIGUSR2, self._loop.run_in_executor, None, self._record)
         if self._probes is not None:
             self._probes.start()
         await super().startup(sockets)

@@ -21,8 +21,9 @@ from prometheus_client.exposition import generate_latest
 
 from service import version
 from service.errors.statuses import STATUSES
+from service.observe.journal import Journal
+from service.observe.machine import SystemCollector
 from service.observe.model_metrics import LATENCY_BUCKETS, Families, ModelMetrics, ModelsCollector
-from service.observe.processes import ProcessesCollector
 from service.observe.vllm_names import VllmNames
 
 REFUSALS = ("unread", *sorted({status.refused for status in STATUSES.values() if status.refused}))
@@ -50,15 +51,16 @@ class Metrics:
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
         self._models = ModelsCollector(registry)
-        self._families = Families(registry)
+        self.journal = Journal()
+        self._families = Families(registry, self.journal)
         self._keys: tuple[str, ...] = ()
         self.fields: frozenset[str] = frozenset()
         self._restarted: Tally[str] = Tally()
         self.memory_budget: Callable[[], int | None] = lambda: None
         self._build = {"version": version(), "python": platform.python_version(), "torch": metadata.version("torch")}
         registry.register(self)
-        registry.register(processes := ProcessesCollector())
-        self.read_processes = processes.read
+        registry.register(system := SystemCollector())
+        self.read_system = system.read
         self._vllm = CollectorRegistry()
         models = self._models.models
         self._vllm.register(VllmNames(registry, lambda: {m.name: m.info for m in models.values() if m.info}))
@@ -88,7 +90,7 @@ class Metrics:
         self._ran = time.monotonic()
         self._lags: deque[float] = deque([0.0], maxlen=LAG_SAMPLES)
         about = "Largest delay of the event loop in the last 15 s."
-        gauge("noria_event_loop_lag_seconds", about).set_function(lambda: max(self._lags))
+        gauge("noria_event_loop_lag_seconds", about).set_function(self.lag)
 
     def observe_refused_connection(self, reason: str) -> None:
         self._refused_connections.labels(reason).inc()
@@ -116,6 +118,7 @@ class Metrics:
     def observe_helper_restart(self, helper: str) -> None:
         """Count a helper process that was replaced: of "images", of "audio", or of the "trial" of grammars."""
         self._restarted[helper] += 1
+        self.journal.note("helper", reason=helper)
 
     def observe_fields(self, route: str, fields: Iterable[str], outcome: Literal["refused", "ignored"]) -> None:
         """Count one request. `fields` are paths such as "messages[0].mood"; the series has no index."""
@@ -150,6 +153,11 @@ class Metrics:
     def observe_refusal(self, key: str, reason: str) -> None:
         """Count a request to a model that was refused. `key` is empty without one."""
         self._refusals.labels(key, reason).inc()
+        self.journal.refused[reason] += 1
+
+    def lag(self) -> float:
+        """Return the largest delay of the event loop in the last 15 s."""
+        return max(self._lags)
 
     async def watch_event_loop(self) -> None:
         """Measure the delay of the event loop until cancelled."""

@@ -14,6 +14,7 @@ from model.batch import RunnerInfo
 from service.engine.messages import DRAFTERS, FINISHES, Beat, Report, Stats
 from service.observe.adapter_metrics import AdapterCounts, Values
 from service.observe.histogram import Histogram
+from service.observe.journal import Journal
 
 LATENCY_BUCKETS = tuple(
     milliseconds / 1000
@@ -28,6 +29,7 @@ DESCRIBED = ("family", "parameters", "quantize", "dtype", "kv_dtype", "attention
 """Labels of the model's info that `RunnerInfo.description` has."""
 COUNTERS = {
     "preemptions": ("preemptions", "Sequences preempted, to be recomputed later."),
+    "lost_tokens": ("preempted_tokens", "Computed tokens that preempted sequences lost."),
     "queried_tokens": ("prefix_cache_queried_tokens", "Prompt tokens looked up in the prefix cache."),
     "hit_tokens": ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache."),
     "disk_tokens": ("prefix_cache_disk_tokens", "Prompt tokens of the hits that were read from --prefix-store."),
@@ -37,7 +39,10 @@ COUNTERS = {
 """Field of `Stats` -> metric."""
 DRAFTS = {"draft_tokens": ("drafted", "Draft tokens"), "accepted_draft_tokens": ("accepted", "Accepted draft tokens")}
 """Metric -> the last part of its fields of `Stats`, and text."""
-TOTALS = (*COUNTERS, "grammar_restarts", *(f"{name}_{verb}" for name in DRAFTERS for verb, _ in DRAFTS.values()))
+TOTALS = (
+    *(*COUNTERS, "grammar_restarts", "pages_damaged", "disk_errors"),
+    *(f"{name}_{verb}" for name in DRAFTERS for verb, _ in DRAFTS.values()),
+)
 """Fields of `Stats` that count from the start of the engine."""
 Load = Literal["ok", "error"]
 Unload = Literal["idle", "memory", "request", "removed"]
@@ -45,9 +50,11 @@ LOADS, UNLOADS = get_args(Load), get_args(Unload)
 
 
 class Families:
-    """The counters and histograms that models share."""
+    """The counters and histograms that models share, and the journal of all."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, journal: Journal) -> None:
+        self.journal = journal
+
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"noria_{name}", text, ["model", *labels], registry=registry)
 
@@ -63,6 +70,7 @@ class Families:
         self.thoughts = counter("reasoning_tokens", "Generated tokens of thoughts, with their marks.")
         self.prompts = counter("prompt_tokens", "Prompt tokens of started requests.")
         self.restarts = counter("engine_restarts", "Engines replaced after death or a hang.")
+        self.canary = counter("canary_answers", "Answers that --canary got, by whether their bits were right.", "right")
         self.continued = counter("requests_continued", "Sequences that went on with another engine after theirs.")
         self.loads = counter("model_loads", "Loads of a model, by outcome.", "outcome")
         about = "Models unloaded: idle, to free memory for another, on request, or removed at SIGHUP."
@@ -98,7 +106,7 @@ class ModelMetrics:
         self.adapters = AdapterCounts(OUTCOMES, lambda: self.stats().adapters)
         self.generated = 0
         self.beat = Beat()
-        self._families = families
+        self._families, self.journal = families, families.journal
         self._past: Tally[str] = Tally()
         self._past_processor = 0.0
         self._current = Stats()
@@ -110,7 +118,8 @@ class ModelMetrics:
         self.observe_prompt = families.prompts.labels(name).inc
         self.observe_continued = families.continued.labels(name).inc
         self._restarts = families.restarts.labels(name)
-        for counter, values in ((families.requests, OUTCOMES), (families.loads, LOADS), (families.unloads, UNLOADS)):
+        labels = (families.requests, OUTCOMES), (families.loads, LOADS), (families.unloads, UNLOADS)
+        for counter, values in (*labels, (families.canary, ("true", "false"))):
             for value in values:
                 counter.labels(name, value)
         self.await_keys(keys)
@@ -131,6 +140,9 @@ class ModelMetrics:
         self._current = report.stats
         if report.stats.step_tokens:
             self._step_tokens.observe(report.stats.step_tokens)
+        for update in report.updates:
+            if update.finish == "error" and update.failure is None:
+                self.journal.note("fault", update.fault or "the step was broken", model=self.name)
 
     def observe_beat(self, beat: Beat) -> None:
         """Take a beat of the engine that loads or serves, four times a second."""
@@ -142,15 +154,24 @@ class ModelMetrics:
         self._past.update({field: getattr(self._current, field) for field in TOTALS})
         self._current = Stats()
 
-    def observe_restart(self) -> None:
+    def observe_restart(self, reason: str, stacks: str) -> None:
+        """Count an engine that ended for a reason, with the stacks of its threads if it could write them."""
+        self.journal.note_death(self.name, reason, stacks)
         self.end_engine()
         self._restarts.inc()
 
+    def observe_canary(self, right: bool) -> None:
+        """Count an answer that the canary has compared with an earlier one."""
+        self._families.canary.labels(self.name, str(right).lower()).inc()
+        self.journal.n_wrong += not right
+
     def observe_load(self, outcome: Load) -> None:
         self._families.loads.labels(self.name, outcome).inc()
+        self.journal.note("load", model=self.name, reason=outcome)
 
     def observe_unload(self, reason: Unload) -> None:
         self.end_engine()
+        self.journal.note("unload", model=self.name, reason=reason)
         self._families.unloads.labels(self.name, reason).inc()
 
     @property

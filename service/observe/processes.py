@@ -7,35 +7,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from prometheus_client import Metric
-from prometheus_client.core import GaugeMetricFamily
-
 KINDS = {"anonymous": "RssAnon", "swapped": "VmSwap", "file": "RssFile"}
 """Kinds of memory, and their names in /proc/PID/status."""
 PROCESSES = re.compile(r"noria-(zygote|engine|rank|grammar|images|audio)")
 """What the processes call themselves."""
 
 
-class ProcessesCollector:
-    """The memory by kind of process. Engines, and ranks, count together. Pages that two processes share count twice."""
-
-    def __init__(self) -> None:
-        self._read: Counter[tuple[str, str]] | None = None
-
-    def read(self) -> None:
-        """Read for the next `collect`, on any thread: many threads of many processes take milliseconds."""
-        self._read = _memory()
-
-    def collect(self) -> Iterator[Metric]:
-        about = "Memory by kind of process; what processes share counts in each of them."
-        family = GaugeMetricFamily("noria_process_memory_bytes", about, labels=["process", "kind"])
-        found, self._read = self._read or _memory(), None
-        for labels, n_bytes in found.items():
-            family.add_metric(labels, n_bytes)
-        yield family
-
-
-def _memory() -> Counter[tuple[str, str]]:
+def memory_by_process() -> Counter[tuple[str, str]]:
+    """Return the bytes by process and kind. Engines, and ranks, count together; shared pages in each process."""
     total: Counter[tuple[str, str]] = Counter()
     for pid, status in _tree(os.getpid()):
         named = PROCESSES.match(_value("Name", status))

@@ -28,6 +28,7 @@ class Store:
 
     def __init__(self, tables: Tables, *, enabled: bool) -> None:
         self.enabled = enabled
+        self.n_errors = 0
         self._tables = tables
         self._thread = ThreadPoolExecutor(1, "noria-state")
         self._thread.submit(int)  # starts the thread: later the system may allow no more
@@ -42,6 +43,7 @@ class Store:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._thread, lambda: method(self._tables, *args, **kwargs))
         except sqlite3.Error as error:
+            self.n_errors += 1
             log.error("the store of responses failed: %s", error)
             raise Unavailable("the store of responses cannot be used; see the server's log", "store_failed") from None
 

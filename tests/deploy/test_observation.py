@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from scripts import trouble
 from service.app import ROUTES
 from service.observe.metrics import Metrics
 from tests.deploy.series import known_metrics, model_metrics
@@ -88,6 +89,10 @@ def documented_metrics(text: str) -> list[str]:
     return names
 
 
+def anchors(page: Path) -> set[str]:
+    return {trouble.anchor(title) for title in re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)}
+
+
 def test_panels_have_their_own_ids_and_the_provisioned_source() -> None:
     sources = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.yml").read_text())["datasources"]
     ids = [panel["id"] for panel in DASHBOARD["panels"]]
@@ -150,6 +155,9 @@ def test_every_alert_has_a_remedy(alert: str) -> None:
     (rule,) = [rule for rule in rules("alerts.yml") if rule["alert"] == alert]
     assert rule["annotations"]["runbook_url"] == f"docs/operations.md#{alert.lower()}"
     assert f"](#{alert.lower()})" in page, "the list of alerts links to it"
+    name, _, place = rule["annotations"]["explain_url"].partition("#")
+    assert name == "docs/trouble.md"
+    assert place in anchors(DEPLOY.parent / name)
 
 
 def test_every_remedy_is_that_of_an_alert() -> None:

@@ -61,6 +61,8 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, list[Result]
             console.print(
                 f"[{style}]{result.verdict}[/]  {escape(f'{result.row.fault}: {result.summary}')}", highlight=False
             )
+            if result.said is not None:
+                console.print(escape(report.explained(result)), highlight=False)
 
         drill = Drill(tell)
         drill.learn()
@@ -93,6 +95,7 @@ def main() -> int:
     every = [result for found in results.values() for result in found]
     report.show(console, every)
     console.print(report.headline(every, time.monotonic() - begun), markup=False)
+    console.print(report.share(every), markup=False)
     if not options.only:
         report.PAGE.write_text(report.page(results, time.monotonic() - begun))
     return int(any(result.verdict == "broken" for result in every))

@@ -42,6 +42,21 @@ def headline(results: list[Result], seconds: float) -> str:
     return f"{len(results)} rows: {counted}; slowest `/live` {1000 * live:.0f} ms; {seconds / 60:.0f} minutes"
 
 
+def explained(result: Result) -> str:
+    """What `noria explain` said, and where it was wrong the true cause."""
+    assert result.said is not None
+    wrong = "" if result.said.right else f" (wrong: the cause is {getattr(result.row, 'cause', '')})"
+    return f"       explain: {result.said.sentence}{wrong}"
+
+
+def share(results: list[Result]) -> str:
+    """How many rows `noria explain` explained."""
+    said = [result.said for result in results if result.said is not None]
+    right = sum(it.right for it in said)
+    left_out = sum(not getattr(result.row, "cause", "") for result in results)
+    return f"noria explain named the cause of {right} of {len(said)} rows; {left_out} rows have no server left to ask"
+
+
 def show(console: Console, results: list[Result]) -> None:
     table = Table(*COLUMNS, show_lines=True)
     for result in results:
@@ -58,11 +73,21 @@ def page(results: dict[str, list[Result]], seconds: float) -> str:
         held = "; ".join(result.row.fault for result in found if result.verdict == "holds")
         lines += [_line((family, held))] if held else []
     parts.append("\n".join(lines) + "\n")
+    if told := [result for result in every if result.said is not None]:
+        parts += [
+            share(every) + ".\n",
+            "\n".join(["| fault | `noria explain` | right |", "|---|---|---|", *map(_told, told)]) + "\n",
+        ]
     others = [result for result in every if result.verdict != "holds"]
     if others:
         rows = [_line((result.row.fault, str(result.row), result.summary, result.verdict)) for result in others]
         parts.append("\n".join([_line(COLUMNS), "|---" * len(COLUMNS) + "|", *rows]) + "\n")
     return "\n".join(parts)
+
+
+def _told(result: Result) -> str:
+    assert result.said is not None
+    return _line((result.row.fault, result.said.sentence, "yes" if result.said.right else "no"))
 
 
 def _line(cells: tuple[str, ...]) -> str:

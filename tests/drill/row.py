@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 if TYPE_CHECKING:
+    from tests.drill.explained import Said
     from tests.drill.stage import Stage
 
 UNEXPECTED = (OSError, ValueError, LookupError, AttributeError, AssertionError, RuntimeError, httpx.HTTPError)
@@ -67,7 +68,8 @@ class Row:
 
     `setup` names the server (`target.SETUPS`). `askers` is how many canaries ask meanwhile: 1 is rest, 6 is load.
     Rows on the server "aside" run at the same time as all others, because they wait for long deadlines: only
-    `promise.own` is checked there.
+    `promise.own` is checked there. `cause` is the name of the rule that `noria explain` must give, "nothing" where the
+    row harms nothing; empty where it is not looked for.
     """
 
     fault: str
@@ -75,6 +77,7 @@ class Row:
     action: Callable[["Stage"], str]
     setup: str = "main"
     askers: int = 1
+    cause: str = ""
 
     def __str__(self) -> str:
         return self.promise.own if self.setup == "aside" else str(self.promise)
@@ -94,13 +97,15 @@ class LoneRow:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What was seen of a row. `live` is the slowest answer of `/live` in seconds, None if it was not measured."""
+    """What was seen of a row. `live` is the slowest answer of `/live` in seconds, None if it was not measured.
+    `said` is what `noria explain` made of it."""
 
     row: Row | LoneRow
     seen: str
     problems: list[str] = field(default_factory=list)
     possible: bool = True
     live: float | None = None
+    said: "Said | None" = None
 
     @property
     def verdict(self) -> str:

@@ -10,6 +10,7 @@ from tests.drill.faults import (
     images,
     latent,
     limits,
+    loads,
     memory,
     models,
     prefixes,
@@ -39,5 +40,6 @@ FAMILIES: Mapping[str, Sequence[Row | LoneRow]] = {
     "Pages on disk": prefixes.ROWS,
     "Stored responses": responses.ROWS,
     "Several models": models.ROWS,
+    "No fault": loads.ROWS,
     "Memory": memory.ROWS,
 }

@@ -2,6 +2,7 @@
 
 import time
 
+from tests.drill import explained
 from tests.drill.canary import Asked, Canary
 from tests.drill.probe import Probe, Sample
 from tests.drill.rest import Rest, peak_memory, wait_for_rest
@@ -23,6 +24,7 @@ class Stage:
         self.probe = Probe(target.port)
         self.log: list[Asked] = []
         self._marked = 0.0
+        self.said: explained.Said | None = None  # by a row that asks while its fault lasts
         self.start = Rest.of(target)
 
     def mark(self) -> None:
@@ -39,12 +41,13 @@ class Stage:
 
     def judge(self, row: Row) -> Result:
         """Apply a row and compare what happens with its promise."""
-        begun = time.monotonic()
+        begun, at, self.said = time.monotonic(), time.time(), None
         before = Rest.of(self.target)
         with peak_memory(self.target.pid) as peak:
             own, again = self._act(row, begun)
             if not own.possible:
                 return own
+            said = self.said or (explained.ask(self.target, row.cause, at) if row.cause else None)
             problems = own.problems + again.problems + canary_problems(self.log, row.promise)
             problems += [f"after it: {text}" for text in canary_problems(self.canary.once(), Promise())]
         if peak.growth > row.promise.memory:
@@ -52,7 +55,7 @@ class Stage:
         live, slow = live_problems(self.probe.since(begun), row.promise)
         problems += slow + wait_for_rest(self.target, before, self.start)
         answers = f"{len(self.log)} answers{failures(self.log)}"
-        return Result(row, "; ".join(filter(None, [own.seen, again.seen, answers])), problems, live=live)
+        return Result(row, "; ".join(filter(None, [own.seen, again.seen, answers])), problems, live=live, said=said)
 
     def _act(self, row: Row, begun: float) -> tuple[Result, Result]:
         """The results of the action and of the wait for a right answer after it."""

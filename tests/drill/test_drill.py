@@ -2,8 +2,10 @@
 
 import pytest
 
+from service.recording.explain import RULES
 from tests.drill.canary import COMPLETIONS, Answer, Asked, Question
-from tests.drill.row import Promise
+from tests.drill.explained import NOTHING
+from tests.drill.row import LoneRow, Promise
 from tests.drill.rows import FAMILIES
 from tests.drill.stage import canary_problems
 
@@ -37,3 +39,16 @@ def test_every_row_has_a_name_of_its_own_and_states_a_promise() -> None:
     rows = [row for rows in FAMILIES.values() for row in rows]
     assert len({row.fault for row in rows}) == len(rows)
     assert all(map(str, rows))
+
+
+EXPLAINED = (
+    *("Processes", "Streams", "Images", "Audio", "Latent attention", "Limits of the machine", "Steps of the engine"),
+    *("Clock", "Pages on disk", "Stored responses", "Several models", "No fault"),
+)
+
+
+@pytest.mark.parametrize("family", EXPLAINED)
+def test_every_row_with_a_server_knows_its_cause(family: str) -> None:
+    causes = {rule.name for rule in RULES} | {NOTHING}
+    for row in FAMILIES[family]:
+        assert isinstance(row, LoneRow) or row.cause in causes, row.fault

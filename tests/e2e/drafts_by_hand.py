@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 
 from model.loading import create
-from tests.e2e.test_drafts import served, some_request, without_drafts
+from tests.e2e.drafted import served, some_request, without_drafts
 
 
 def main(model: str, adapter: str, seed: int, rounds: int) -> None:

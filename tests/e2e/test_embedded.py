@@ -142,9 +142,9 @@ def test_drafts_change_nothing_under_masks(server: LiveServer, temperature: floa
         "logprobs": 1,
         "n": 2,
     }
-    before = server.metric("noria_accepted_draft_tokens_total")
+    before = server.metric("noria_accepted_draft_tokens_total", drafter="prompt_lookup")
     assert complete(server, **body, prompt_lookup_num_tokens=8) == complete(server, **body)
-    assert server.metric("noria_accepted_draft_tokens_total") > before
+    assert server.metric("noria_accepted_draft_tokens_total", drafter="prompt_lookup") > before
     assert "yellow" not in complete(server, **body)[0]["text"]
 
 
@@ -303,16 +303,24 @@ def test_plain_requests_survive_the_death_of_the_engine_and_the_loss_of_the_cach
     assert server.metric("noria_engine_restarts_total") == restarts + 1
 
 
-def test_sighup_and_sigterm_let_running_requests_finish(short_model: Path) -> None:
-    with serving(str(short_model), "--max-sequences", "4", paced=True) as server, ThreadPoolExecutor(1) as pool:
+def test_signals_let_running_requests_finish(short_model: Path, tmp_path: Path) -> None:
+    """SIGHUP reads files again, SIGUSR2 writes the record, SIGTERM drains."""
+    flags = ("--max-sequences", "4", "--record-dir", str(tmp_path))
+    with serving(str(short_model), *flags, paced=True) as server, ThreadPoolExecutor(1) as pool:
         ask = {**LONG, "model": short_model.stem, "max_tokens": 200}
         with server.slow():
             answer = pool.submit(lambda: server.http.post("/v1/completions", json=ask).json())
             eventually(lambda: server.metric("noria_requests_running") == 1, "it runs")
             server.process.send_signal(signal.SIGHUP)
             eventually(lambda: "reloaded" in server.log, "the log says so")
+            server.process.send_signal(signal.SIGUSR2)
+            eventually(lambda: "the record of the last minutes is written" in server.log, "the log says so")
             assert server.ready()
             server.process.send_signal(signal.SIGTERM)
             eventually(lambda: not server.ready(), "the server drains")
+        (path,) = tmp_path.glob("noria-*-signal.json")
+        record = json.loads(path.read_bytes())
+        steps = [dict(zip(record["step_fields"], step, strict=True)) for step in record["steps"][short_model.stem]]
+        assert any(step["tokens"] == 1 and step["wait"] for step in steps)
         assert answer.result()["usage"]["completion_tokens"] == 200
         assert server.process.wait(PATIENCE) == 0

@@ -13,6 +13,7 @@ from service.api.routes import get, json_response
 from service.errors.errors import RequestNotFound
 from service.observe.view.feed import EngineEvent
 from service.observe.view.live import Cancellation, RequestFacts, RequestList, recorded_facts
+from service.recording.recorder import EngineRecord
 
 QUIET = Policy(quiet=True)
 """A key at its limit of requests may still see them and cancel them."""
@@ -27,7 +28,6 @@ async def metrics(call: Call) -> Response:
     `?names=vllm` gives those that vLLM has too, under its names.
     """
     names = choice(call, "names", METRIC_NAMES, "")
-    await asyncio.to_thread(call.state.metrics.read_processes)
     return Response(call.state.metrics.render(vllm=names == "vllm"), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
@@ -42,6 +42,17 @@ async def engine_events(call: Call) -> None:
         call.open(feed.framing)
         async for frames in feed.frames(lambda: call.record.has_ended):  # the feed itself ends with the drain
             await call.sink.write(frames)
+
+
+@get("/v1/engine/record", answer=EngineRecord, policy=Policy(quiet=True))
+async def engine_record(call: Call) -> Response:
+    """Return the record of the last ten minutes, which `noria explain` reads
+
+    A key needs the right `sees_all`. Without keys only a direct connection from this machine may ask.
+    """
+    check_sees_all(call.request.scope)
+    recorder = call.state.recorder
+    return await asyncio.to_thread(lambda: json_response(recorder.record()))
 
 
 @get("/v1/requests", answer=RequestList, policy=QUIET)

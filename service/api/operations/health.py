@@ -23,9 +23,12 @@ class Live(TypedDict):
 
 
 class HealthStatus(TypedDict):
-    """`status` is ready, draining, starting, loading, restarting or failed."""
+    """`status` is ready, draining, starting, loading, restarting or failed.
+    `trouble` says what is wrong, if anything is, as `noria explain` does.
+    """
 
     status: str
+    trouble: NotRequired[str]
 
 
 class Readiness(HealthStatus):
@@ -46,6 +49,8 @@ class Version(TypedDict):
 def readiness(state: State) -> tuple[Readiness, int]:
     """Return the answer of `/ready`, and its status."""
     status = state.drain.over(state.models.status)
+    if status == "ready" and state.settings.canary == "unready" and state.metrics.journal.n_wrong:
+        return {"status": "failed", "stage": "the canary got wrong bits"}, 503
     if status == "ready":
         return {"status": status}, 200
     report: Readiness = {"status": status}
@@ -59,7 +64,10 @@ def readiness(state: State) -> tuple[Readiness, int]:
 def engine_health(state: State) -> tuple[HealthStatus, int]:
     """Return the answer of `/health`, and its status."""
     status = state.models.status
-    return {"status": state.drain.over(status)}, 200 if status == "ready" else 503
+    report: HealthStatus = {"status": state.drain.over(status)}
+    if trouble := state.metrics.journal.trouble:
+        report["trouble"] = trouble
+    return report, 200 if status == "ready" else 503
 
 
 def probed(state: State | None, path: str) -> tuple[int, bytes] | None:

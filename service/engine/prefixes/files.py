@@ -58,6 +58,7 @@ class PageFiles:
         self._directory, self._limit, self._about = directory, limit, about
         self._folder = directory / fingerprint
         self._fingerprint = bytes.fromhex(fingerprint)
+        self.n_damaged = 0  # pages that had other bytes
 
     def changed(self) -> int:
         """Return a number that changes whenever a file comes or goes."""
@@ -119,6 +120,7 @@ class PageFiles:
                     return data
         except ABSENT:
             return None
+        self.n_damaged += 1
         self.remove(key.pool, key.name)
         return None
 

@@ -64,6 +64,7 @@ class PrefixStore:
     """The pages on disk of one engine. It calls `wake`, on a thread, when pages have been written or read.
 
     `counts` are those of "pages_written", and of "pages_dropped", because the queue was full or the disk refused them.
+    "pages_damaged" and "disk_errors" say what was wrong with the disk, "disk_error" is the latest number of the system.
     """
 
     def __init__(self, files: PageFiles, pages: PageBytes, wake: Callable[[], None]) -> None:
@@ -190,6 +191,7 @@ class PrefixStore:
         finally:
             if data is None:
                 self._names.discard(file_name(key.pool, key.name))
+                self.counts["pages_damaged"] = self._files.n_damaged
         return data
 
     def _try(self, what: str, job: Callable[[], None]) -> bool:
@@ -198,6 +200,8 @@ class PrefixStore:
             job()
             return True
         except Exception as error:
+            self.counts["disk_errors"] += 1
+            self.counts["disk_error"] = getattr(error, "errno", None) or 0
             now = time.monotonic()
             if now - self._logged.get(what, -SILENT_SECONDS) >= SILENT_SECONDS:
                 self._logged[what] = now

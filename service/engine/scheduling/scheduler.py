@@ -89,6 +89,7 @@ class Scheduler:
         self._places: dict[int, tuple[int, float]] = {}  # number and arrival of those that the service submits again
         self._totals: Counter[str] = Counter()  # by their names in Stats
         self._blocked: Reason | None = None  # why the latest plan admitted no more
+        self._victim = 0  # the latest sequence that was preempted
 
     @property
     def has_work(self) -> bool:
@@ -253,6 +254,8 @@ class Scheduler:
             step_tokens=step_tokens,
             pools=tuple(pool.stats for pool in self.pools),
             adapters=self._adapters.stats,
+            blocked=self._blocked,
+            victim=self._victim,
             **self._totals,
             **self._stored.counts,
         )
@@ -410,6 +413,8 @@ class Scheduler:
         self._returned.append(Update(sequence.id, finish=AGAIN))
 
     def _preempt(self, sequence: Sequence) -> None:
+        self._totals["lost_tokens"] += sequence.computed
+        self._victim = sequence.id
         if sequence.media.passed:
             self._return(sequence)
         else:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from model.errors import NoriaError
@@ -17,6 +18,8 @@ MAX_FAILED_LOADS = 5
 """Engines in a row that end before they have loaded the model. The next one would do no better."""
 
 Options = Mapping[str, Any]
+OnRestart = Callable[[str, str], None]
+"""Hears why an engine ended, and the stacks of its threads where it could write them."""
 
 # How an engine dies, and how the next one serves:
 # 1. The wire closes (`EngineConnection.connection_lost`), or its `watch` finds the engine stopped, silent or stuck.
@@ -54,7 +57,7 @@ class Supervisor:
         self._patience = patience
         self.current: EngineConnection | None = None
 
-    async def run(self, options: Callable[[], Awaitable[Options]], on_restart: Callable[[], None]) -> NoReturn:
+    async def run(self, options: Callable[[], Awaitable[Options]], on_restart: OnRestart) -> NoReturn:
         """Run engines, each with what `options` gives for it. Raises NoriaError to give up."""
         served, failures, failed_loads = False, 0, 0
         while True:
@@ -69,7 +72,7 @@ class Supervisor:
                 raise NoriaError(
                     f"{MAX_FAILED_LOADS} engines in a row could not load the model; the last one: {reason}"
                 )
-            _guarded(on_restart)
+            _guarded(partial(on_restart, reason, ending.stacks))
             log.error("the engine is gone (%s); starting a fresh one", reason, extra=self._about)
             await asyncio.sleep(backoff(failures))
 
@@ -80,13 +83,14 @@ class Supervisor:
 
     async def _run_engine(self, options: Callable[[], Awaitable[Options]]) -> "EngineEnd":
         """Run one engine from its start to its end. An error in this code must not end the supervision."""
-        failure = None
+        failure, stacks = None, ""
         try:
-            self.current = connection = EngineConnection(self._new_engine())
+            self.current = connection = EngineConnection(engine := self._new_engine())
             await connection.open()
             connection.load(LoadModel(dict(await options()), self._patience.step, self._name), self._take)
             if (failure := await connection.watch(self._patience)) is not None:
                 log.error("%s; killing it", failure, extra=self._about)
+                stacks = await engine.stacks()
         except NoriaError as error:
             failure = str(error)
         except Exception as error:
@@ -95,18 +99,19 @@ class Supervisor:
         _guarded(self._on_end)
         ended, self.current = self.current, None
         if ended is None:
-            return EngineEnd(False, False, failure, "never started")
+            return EngineEnd(False, False, failure, "never started", "")
         how = await ended.close()
-        return EngineEnd(ended.started, ended.ready, ended.failure or failure, how)
+        return EngineEnd(ended.started, ended.ready, ended.failure or failure, how, stacks or await engine.stacks())
 
 
 class EngineEnd(NamedTuple):
-    """The end of an engine: whether its process had started and its model was loaded, why it ended, and how."""
+    """The end of an engine: whether its process had started and its model was loaded, why it ended, how, and where."""
 
     started: bool
     loaded: bool
     failure: str | None
     how: str
+    stacks: str
 
 
 def _guarded(call: Callable[[], None]) -> None:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 
@@ -48,6 +49,7 @@ class Zygote:
         self._module = module
         self._launched = launched
         self._failures = 0
+        self.on_lost: Callable[[str], None] = lambda how: None  # on a thread
         self._requests: queue.SimpleQueue[tuple[socket.socket, Future[ForkedProcess]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="noria-zygote", daemon=True)
         self._thread.start()
@@ -128,7 +130,9 @@ class Zygote:
         if launched is not None and (launched.process.poll() is not None or _halted(launched.process.pid)):
             self._end()
             self._failures += 1
-            log.warning("the zygote is gone (%s); another one follows", ending(launched.process.poll() or 0))
+            how = ending(launched.process.poll() or 0)
+            log.warning("the zygote is gone (%s); another one follows", how)
+            self.on_lost(how)
         if self._launched is None:
             self._launched = launch(self._module)
         return self._launched

@@ -49,6 +49,7 @@ class EngineEvent(TypedDict):
 
     time: float
     state: ModelState
+    trouble: str | None
     running: int
     waiting: int
     tokens_per_second: float
@@ -162,6 +163,7 @@ class Feed:
         event: EngineEvent = {
             "time": round(time.time(), 3),
             "state": status,
+            "trouble": self._metrics.journal.trouble,
             "running": stats.running,
             "waiting": stats.waiting,
             "tokens_per_second": round(generated, 2),

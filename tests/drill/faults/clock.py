@@ -26,6 +26,20 @@ LIVE_SECONDS = 1.5
 """faketime reads its file once a second, and a thread that waits meanwhile may wake a second late. That is the tool's
 doing: the interpreter waits by the monotonic clock, which does not jump."""
 ROWS = (
-    Row("the clock jumps a day ahead", Promise(live=LIVE_SECONDS), partial(jump, 1), setup="clock", askers=6),
-    Row("the clock jumps two days back", Promise(live=LIVE_SECONDS), partial(jump, -1), setup="clock", askers=6),
+    Row(
+        "the clock jumps a day ahead",
+        Promise(live=LIVE_SECONDS),
+        partial(jump, 1),
+        setup="clock",
+        askers=6,
+        cause="the-clock-jumped",
+    ),
+    Row(
+        "the clock jumps two days back",
+        Promise(live=LIVE_SECONDS),
+        partial(jump, -1),
+        setup="clock",
+        askers=6,
+        cause="the-clock-jumped",
+    ),
 )

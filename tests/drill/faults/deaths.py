@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from tests.drill.canary import QUESTIONS, ask
+from tests.drill.explained import NOTHING
 from tests.drill.forms import ask_new_form, new_form, serves_new_form
 from tests.drill.processes import send, tree
 from tests.drill.row import SERVES_SECONDS, LoneRow, Promise, Row, check
@@ -14,6 +15,11 @@ from tests.drill.target import running
 from tests.waiting import ended
 
 LOAD = 6
+CAUSES = {
+    signal.SIGKILL: "the-engine-was-killed",
+    signal.SIGSTOP: "the-engine-was-stopped",
+    signal.SIGSEGV: "the-engine-crashed",
+}
 FORM_SECONDS = {signal.SIGKILL: 8.0, signal.SIGSEGV: 8.0, signal.SIGSTOP: 25.0}
 GONE_SECONDS = 3.0
 END_SECONDS = 90.0
@@ -49,11 +55,14 @@ def death(kind: str, number: signal.Signals, askers: int) -> Row:
     fault = f"{number.name} of the {kind}, {when}"
     if kind == "zygote":
         own = "another one follows, and the engine goes on"
-        return Row(fault, Promise(own, serves=SERVES_SECONDS), partial(strike_zygote, number), askers=askers)
+        action = partial(strike_zygote, number)
+        return Row(fault, Promise(own, serves=SERVES_SECONDS), action, askers=askers, cause="the-zygote-was-lost")
     if kind == "engine":
-        return Row(fault, Promise(serves=SERVES_SECONDS), partial(strike, kind, number), askers=askers)
+        action, cause = partial(strike, kind, number), CAUSES[number]
+        return Row(fault, Promise(serves=SERVES_SECONDS), action, askers=askers, cause=cause)
     own = f"a new form is answered within {FORM_SECONDS[number]:g} s"
-    return Row(fault, Promise(own, serves=SERVES_SECONDS), partial(strike_grammar, kind, number), askers=askers)
+    action, cause = partial(strike_grammar, kind, number), f"a-{'helper' if kind == 'trial' else kind}-was-lost"
+    return Row(fault, Promise(own, serves=SERVES_SECONDS), action, askers=askers, cause=cause)
 
 
 def in_flight(stage: Stage) -> str:
@@ -172,6 +181,7 @@ def hang_up(stage: Stage) -> str:
 
 KINDS = ("engine", "zygote", "trial", "follower")
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV)
+STOOD = "the-service-stood-still"
 STILL = Promise("the engine is not replaced", serves=SERVES_SECONDS, live=None)
 ROWS: tuple[Row | LoneRow, ...] = (
     *(death(kind, number, askers) for kind in KINDS for number in SIGNALS for askers in (1, LOAD)),
@@ -179,15 +189,22 @@ ROWS: tuple[Row | LoneRow, ...] = (
         "SIGKILL of the engine while requests run",
         Promise("they are answered all the same, streams too", serves=SERVES_SECONDS),
         in_flight,
+        cause=CAUSES[signal.SIGKILL],
     ),
-    Row("SIGKILL of the engine, three times while it loads", Promise(serves=30.0), partial(kill_while_loading, 4)),
-    Row("SIGHUP of the service", Promise("it goes on, with the same processes"), hang_up, askers=LOAD),
-    Row("SIGSTOP of the service for 3 s, then SIGCONT", STILL, partial(suspended, 3.0), askers=LOAD),
-    Row("SIGSTOP of the service for 12 s, then SIGCONT", STILL, partial(suspended, 12.0)),
+    Row(
+        "SIGKILL of the engine, three times while it loads",
+        Promise(serves=30.0),
+        partial(kill_while_loading, 4),
+        cause=CAUSES[signal.SIGKILL],
+    ),
+    Row("SIGHUP of the service", Promise("it goes on, with the same processes"), hang_up, askers=LOAD, cause=NOTHING),
+    Row("SIGSTOP of the service for 3 s, then SIGCONT", STILL, partial(suspended, 3.0), askers=LOAD, cause=STOOD),
+    Row("SIGSTOP of the service for 12 s, then SIGCONT", STILL, partial(suspended, 12.0), cause=STOOD),
     Row(
         "SIGSTOP of service and trial for 3 s in a form's first request",
         Promise("the form is answered", serves=SERVES_SECONDS, live=None),
         suspended_in_a_form,
+        cause=STOOD,
     ),
     LoneRow("SIGTERM while requests run", "none that had begun is cut, then exit code 0", terminated),
     LoneRow(

@@ -7,6 +7,7 @@ from functools import partial
 
 from tests.drill.attacks.bodies import SLOWLY, slow_uploads
 from tests.drill.canary import CHAT, Question
+from tests.drill.explained import NOTHING
 from tests.drill.faults.media import SEEDS, Medium
 from tests.drill.row import Row
 from tests.model.images.files import END, header, noise, progressive, saved, texts
@@ -45,5 +46,5 @@ IMAGES = Medium(
 )
 ROWS: tuple[Row, ...] = (
     *IMAGES.rows(),
-    Row("20 slow uploads beside images", SLOWLY, partial(slow_uploads, large_image), "images"),
+    Row("20 slow uploads beside images", SLOWLY, partial(slow_uploads, large_image), "images", cause=NOTHING),
 )

@@ -83,7 +83,7 @@ def no_descriptors(stage: Stage) -> str:
         send(stage.target.find("trial").pid, signal.SIGKILL)
         for _ in range(50):
             held.enter_context(connect(stage.target.port))
-        time.sleep(0.5)
+        time.sleep(1.5)  # the server looks once a second
         health = ask_live(stage.target.health_port)
         form = ask_new_form(stage.target)
     stage.mark()
@@ -99,7 +99,7 @@ def no_processes(kind: str, stage: Stage) -> str:
     threads = sum(process.status("Threads") for process in processes if process != killed)
     with control_group("pids", ("pids.max", str(threads)), [process.pid for process in processes]):
         send(killed.pid, signal.SIGKILL)
-        time.sleep(0.3)
+        time.sleep(1.5)  # the server looks once a second
         form = ask_new_form(stage.target)
     stage.mark()
     return f"meanwhile a new form got {form.status or 'no answer'}"
@@ -155,12 +155,14 @@ ROWS: tuple[Row | LoneRow, ...] = (
         "no descriptors left, trial process killed",
         Promise(f"the health port answers; {NO_BLAME}", serves=SERVES_SECONDS, live=None),
         no_descriptors,
+        cause="no-descriptors",
     ),
     *(
         Row(
             f"no further process or thread, {kind} killed",
             Promise(NO_BLAME, serves=SERVES_SECONDS),
             partial(no_processes, kind),
+            cause="no-processes",
         )
         for kind in ("trial", "follower", "engine")
     ),
@@ -168,6 +170,16 @@ ROWS: tuple[Row | LoneRow, ...] = (
         LoneRow(f"address space of the {kind} limited for good", NO_BLAME, partial(little_address_space, kind))
         for kind in ("service", "engine")
     ),
-    Row("too little memory to load an engine, for 3 s", Promise(serves=30.0), no_memory_to_load),
-    Row("no more memory for the engine in a step", Promise("no 4xx", serves=SERVES_SECONDS), no_memory_to_serve),
+    Row(
+        "too little memory to load an engine, for 3 s",
+        Promise(serves=30.0),
+        no_memory_to_load,
+        cause="no-memory-to-load",
+    ),
+    Row(
+        "no more memory for the engine in a step",
+        Promise("no 4xx", serves=SERVES_SECONDS),
+        no_memory_to_serve,
+        cause="out-of-memory",
+    ),
 )

@@ -16,6 +16,7 @@ from tests.drill.target import Target
 
 FILE_SECONDS = {signal.SIGKILL: 8.0, signal.SIGSEGV: 8.0, signal.SIGSTOP: 8.0}
 BOMB_SECONDS = 25.0
+HELPER = "a-helper-was-lost"
 SEEDS = count(time.time_ns() % 10**9)
 """Numbers for files that no server has seen."""
 
@@ -78,6 +79,7 @@ class Medium:
                 Promise(f"200 or 400; a new {self.name} within {BOMB_SECONDS:g} s", answers=BOMB_SECONDS),
                 self.explode,
                 self.setup,
+                cause=HELPER,
             ),
         )
 
@@ -85,4 +87,4 @@ class Medium:
         when = "at rest" if askers == 1 else "under load"
         own = f"a new {self.name} is answered within {FILE_SECONDS[number]:g} s"
         fault = f"{number.name} of the {self.decoder}, {when}"
-        return Row(fault, Promise(own, serves=SERVES_SECONDS), partial(self.strike, number), self.setup, askers)
+        return Row(fault, Promise(own, serves=SERVES_SECONDS), partial(self.strike, number), self.setup, askers, HELPER)

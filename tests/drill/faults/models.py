@@ -14,6 +14,7 @@ import httpx
 
 from model.machine.host import free_memory
 from tests.drill.canary import COMPLETIONS, GREEDY, PROMPT, Answer, Question, ask
+from tests.drill.explained import NOTHING
 from tests.drill.faults.deaths import LOAD
 from tests.drill.processes import send
 from tests.drill.row import MIB, Promise, Row, check
@@ -185,19 +186,21 @@ def loads(times: int, stage: Stage) -> str:
     return seen
 
 
+GONE = "the-model-cannot-be-loaded"
 ROWS = tuple(
-    Row(fault, Promise(own, memory=128 * MIB), action, "models", askers)
-    for fault, own, action, askers in (
+    Row(fault, Promise(own, memory=128 * MIB), action, "models", askers, cause)
+    for fault, own, action, askers, cause in (
         (
             "SIGKILL of the engine of another model",
             f"no token of the first model is late by more than {LATE_SECONDS:g} s; the other one answers again",
             other_killed,
             1,
+            "the-engine-was-killed",
         ),
-        ("a model is loaded under load", "eight requests for it load it once", loaded_in_a_storm, LOAD),
-        ("loads, unloads and requests of one model at once", "all succeed", races, 1),
-        ("the files of a model are gone", "a 503 with the reason, and answers once they are back", vanished, 1),
-        ("another process takes the memory of a model", "a 503 with the reason, and answers later", neighbour, 1),
-        (f"{N_LOADS} loads and unloads", "memory, descriptors and threads stay", partial(loads, N_LOADS), 1),
+        ("a model is loaded under load", "eight requests for it load it once", loaded_in_a_storm, LOAD, NOTHING),
+        ("loads, unloads and requests of one model at once", "all succeed", races, 1, NOTHING),
+        ("the files of a model are gone", "a 503 with the reason, and answers once they are back", vanished, 1, GONE),
+        ("another process takes the memory of a model", "a 503 with the reason, and answers later", neighbour, 1, GONE),
+        (f"{N_LOADS} loads and unloads", "memory, descriptors and threads stay", partial(loads, N_LOADS), 1, NOTHING),
     )
 )

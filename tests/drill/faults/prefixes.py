@@ -12,6 +12,7 @@ from pathlib import Path
 
 from service.engine.prefixes.store import LIST_SECONDS
 from tests.drill.canary import COMPLETIONS, GREEDY, Question, ask
+from tests.drill.explained import NOTHING
 from tests.drill.processes import send
 from tests.drill.row import SERVES_SECONDS, NotPossible, Promise, Row, check
 from tests.drill.stage import Stage
@@ -145,19 +146,26 @@ def shared(stage: Stage) -> str:
     return f"the other one read {n_read:.0f} tokens"
 
 
+FAILS = "the-disk-of-pages"
 LONG_PROMPTS = "long prompts are answered; the log has at most one line about it"
 ROWS = tuple(
-    Row(fault, Promise(own, serves=SERVES_SECONDS), action, setup="prefixes", askers=6 if action is removed else 1)
-    for fault, own, action in (
-        ("the disk of pages is full", LONG_PROMPTS, partial(unwritable, "full")),
-        ("the disk of pages is read-only", LONG_PROMPTS, partial(unwritable, "read-only")),
-        ("the directory of pages is removed", "it is made again", removed),
-        ("each page on disk has a flipped bit", "no damaged page is served", damaged),
-        ("SIGKILL of the engine while it writes pages", "what is read is right", killed_while_writing),
+    Row(fault, Promise(own, serves=SERVES_SECONDS), action, "prefixes", 6 if action is removed else 1, cause)
+    for fault, own, action, cause in (
+        ("the disk of pages is full", LONG_PROMPTS, partial(unwritable, "full"), FAILS),
+        ("the disk of pages is read-only", LONG_PROMPTS, partial(unwritable, "read-only"), FAILS),
+        ("the directory of pages is removed", "it is made again", removed, NOTHING),
+        ("each page on disk has a flipped bit", "no damaged page is served", damaged, "damaged-pages"),
+        (
+            "SIGKILL of the engine while it writes pages",
+            "what is read is right",
+            killed_while_writing,
+            "the-engine-was-killed",
+        ),
         (
             "another server writes to the directory of pages, and is killed",
             "each reads what the other has written",
             shared,
+            NOTHING,
         ),
     )
 )

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 
 from tests.drill.attacks.connections import held
+from tests.drill.explained import NOTHING
 from tests.drill.processes import send
 from tests.drill.row import MIB, LoneRow, NotPossible, Promise, Row, check
 from tests.drill.stage import Stage
@@ -139,12 +140,14 @@ ROWS = (
         f"{READERS} readers of a long stored stream that do not read",
         Promise("each holds a piece of it"),
         slow_readers,
+        cause=NOTHING,
     ),
     Row(
         f"{READS} reads at once of a stored item of {ITEM_BYTES // MIB} MiB",
         Promise("each is whole or a 429", memory=16 * ITEM_BYTES),
         large_item,
         "large bodies",
+        cause=NOTHING,
     ),
     LoneRow(
         "the disk of stored responses is full",

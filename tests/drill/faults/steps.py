@@ -39,9 +39,12 @@ def breaks(steps: int, stage: Stage) -> str:
 
 
 OWN = "only the request itself fails, with a 5xx; the engine is kept"
+ALONE = "a-request-failed-alone"
 ROWS = (
-    Row("a row that is not a number", Promise(OWN), partial(alone_fails, POISON), "faulty runner", LOAD),
-    Row("an allocation of one request fails", Promise(OWN), partial(alone_fails, ALLOCATE), "faulty runner", LOAD),
+    Row("a row that is not a number", Promise(OWN), partial(alone_fails, POISON), "faulty runner", LOAD, ALONE),
+    Row(
+        "an allocation of one request fails", Promise(OWN), partial(alone_fails, ALLOCATE), "faulty runner", LOAD, ALONE
+    ),
     *(
         Row(
             f"step {n} after a request's start raises",
@@ -49,6 +52,7 @@ ROWS = (
             partial(breaks, n),
             "faulty runner",
             LOAD,
+            ALONE if n == 1 else "a-step-failed",
         )
         for n in (1, 2, 5)
     ),

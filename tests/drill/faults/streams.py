@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 
 from tests.drill.canary import CHAT, COMPLETIONS, FORM, GREEDY, SEEDED, Question
+from tests.drill.faults.deaths import CAUSES
 from tests.drill.processes import send
 from tests.drill.row import SERVES_SECONDS, Promise, Row, check
 from tests.drill.stage import Stage
@@ -112,6 +113,7 @@ ROWS = tuple(
         f"{number.name} of the engine, twice, under {STREAMS} streams of all APIs",
         Promise("every stream ends with the text of an undisturbed one", serves=SERVES_SECONDS),
         partial(under_streams, number),
+        cause=CAUSES[number],
     )
     for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV)
 )

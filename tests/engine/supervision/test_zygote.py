@@ -17,6 +17,7 @@ from service.engine.supervision.connection import EngineConnection
 from service.engine.supervision.launch import NETWORK, Launched, launch
 from service.engine.supervision.process import EngineProcess
 from service.engine.supervision.zygote import LONGEST_SECONDS, Zygote, backoff
+from service.engine.tape import SharedTape
 from tests.engine.driving import expected
 from tests.engine.hosting import PARAMS, Hosts, collect, process, until, with_client, zygote
 from tests.faults import offspring
@@ -91,7 +92,7 @@ def test_the_loss_of_a_zygote_costs_no_engine_and_another_one_follows(
         assert await collect(client.submit([1], PARAMS)) == expected([1], PARAMS)
         assert len(hosts.made) == 2
 
-    with_client(hosts, body, on_restart=lambda: restarts.append(1))
+    with_client(hosts, body, on_restart=lambda reason, stacks: restarts.append(1))
     own.close()
 
 
@@ -131,7 +132,7 @@ def test_where_orphans_cannot_be_adopted_each_engine_starts_anew(monkeypatch: py
         await client.serving()
         assert await collect(client.submit([1], PARAMS)) == expected([1], PARAMS)
 
-    with_client(hosts, body, on_restart=lambda: restarts.append(1))
+    with_client(hosts, body, on_restart=lambda *_: restarts.append(1))
     assert all(ended(hosts.pid(n)) for n in range(2))
     own.close()
 
@@ -216,3 +217,23 @@ def test_the_wait_grows_up_to_a_ceiling_however_many_failures() -> None:
     for failures, longest in ((1, 0.5), (2, 1.5), (3, 3.5), (10, LONGEST_SECONDS), (5000, LONGEST_SECONDS)):
         waits = [backoff(failures) for _ in range(50)]
         assert longest / 2 <= min(waits) < max(waits) <= longest
+
+
+def test_an_engine_that_hangs_tells_where() -> None:
+    """At the watchdog's bite. What it has computed can be read afterwards, with the step that hangs."""
+    own, tape = Zygote(launched=launch("tests.fakes")), SharedTape()
+    runners = iter(("tests.fakes:create_hanging", FAKE))
+    told: list[tuple[str, str]] = []
+
+    async def body(client: EngineClient) -> None:
+        assert await collect(client.submit([1, 2], PARAMS)) == expected([1, 2], PARAMS)
+
+    hosts = Hosts(lambda: EngineProcess(next(runners), own, tape=tape))
+    with_client(hosts, body, step_timeout=0.5, on_restart=lambda reason, stacks: told.append((reason, stacks)))
+    own.close()
+    ((reason, stacks),) = told
+    assert "no progress" in reason
+    assert "in step" in stacks
+    assert "noria-engine" not in stacks
+    first = min(step[1] for step in tape.steps())
+    assert [step[8] is None for step in tape.steps() if step[1] == first].count(True) == 1, "one has not landed"

@@ -16,6 +16,7 @@ COMMANDS = [
     "bench",
     "pull",
     "list",
+    "explain",
     "rm",
     "prefixes",
     "verify",

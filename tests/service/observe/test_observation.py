@@ -237,10 +237,10 @@ def test_processor_time_never_falls() -> None:
     model = metrics.of_model("fake")
     model.observe_beat(Beat(0.0, 100, 7.5))
     assert samples(metrics, "noria_engine_") == {"resident_memory_bytes": 100, "cpu_seconds_total": 7.5}
-    model.observe_restart()
+    model.observe_restart("it was killed", "")
     assert samples(metrics, "noria_engine_") == {"cpu_seconds_total": 7.5, "restarts_total": 1}
     model.observe_beat(Beat(0.0, None, 0.25))
-    model.observe_restart()
+    model.observe_restart("it was killed", "")
     model.observe_beat(Beat(0.0, 200, 0.5))
     engine = samples(metrics, "noria_engine_")
     assert engine == {"resident_memory_bytes": 200, "cpu_seconds_total": 8.25, "restarts_total": 2}
@@ -279,7 +279,7 @@ def test_counters_survive_the_engine_and_windows_are_named() -> None:
     model = metrics.of_model("fake")
     model.stats = lambda: stats
     model.observe_report(Report((), stats))
-    model.observe_restart()
+    model.observe_restart("it was killed", "")
     model.observe_report(Report((), Stats(preemptions=1, queried_tokens=5, hit_tokens=5, prompt_lookup_drafted=1)))
     metrics.observe_helper_restart("trial")
     lines = metrics.render().decode().splitlines()

@@ -3,7 +3,8 @@
 import subprocess
 import sys
 
-from service.observe.processes import KINDS, ProcessesCollector
+from service.observe.machine import SystemCollector
+from service.observe.processes import KINDS
 
 MIB = 2**20
 CHILD = """
@@ -17,7 +18,7 @@ sys.stdin.read()
 
 
 def found() -> dict[tuple[str, str], float]:
-    (family,) = ProcessesCollector().collect()
+    family, *_ = SystemCollector().collect()
     return {(sample.labels["process"], sample.labels["kind"]): sample.value for sample in family.samples}
 
 

@@ -67,7 +67,8 @@ class Wheel {
     this.rings.update(picture, performance.now());
     this.steps.add(picture.steps);
     const pools = picture.pools.length ? picture.pools : this.pools; // none are known while the engine restarts
-    this.show({ picture, pools, warning: STATES[picture.state] ?? ["", ""] });
+    const trouble = picture.trouble ? ["warn", picture.trouble] : ["", ""]; // as noria explain says it
+    this.show({ picture, pools, warning: STATES[picture.state] ?? trouble });
     this.timer ||= setTimeout(async () => {
       if (this.mayName && this.picture.sequences.length) await this.readNames();
       this.timer = 0;

@@ -143,7 +143,8 @@ def test_who_reads_slowly_loses_events(monkeypatch: pytest.MonkeyPatch) -> None:
                 await asyncio.sleep(0.001)
 
         client.look = look
-        metrics, ended = SimpleNamespace(latest_waits=(None, None)), asyncio.get_running_loop().create_future()
+        metrics = SimpleNamespace(latest_waits=(None, None), journal=SimpleNamespace(trouble=None))
+        ended = asyncio.get_running_loop().create_future()
         feed = Feed(client, metrics, lambda: "ready", ended)  # type: ignore[arg-type]
         frames, seen = feed.frames(), []
         with feed.listening("a"):
@@ -169,7 +170,7 @@ def test_an_engine_that_is_lost_during_a_look_gives_no_negative_rates(monkeypatc
             return Picture()
 
         client.look = look
-        metrics = SimpleNamespace(latest_waits=(None, None))
+        metrics = SimpleNamespace(latest_waits=(None, None), journal=SimpleNamespace(trouble=None))
         feed = Feed(client, metrics, lambda: "ready", asyncio.get_running_loop().create_future())  # type: ignore[arg-type]
         found = []
         with feed.listening("a"):
