@@ -190,6 +190,7 @@ def _state(
         LiveRequests(),
         store,
         Runs(observer.observing, RECORDED_BYTES),
+        settings.resume_key,
     )
 
 

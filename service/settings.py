@@ -4,6 +4,7 @@
 """
 
 import re
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_network
@@ -26,6 +27,7 @@ FILE_BOUNDS = (2**30, 30 * 86400.0)
 """Bytes, and seconds since the last use, of the store of responses, and of one in a file."""
 BUDGET_SHARE = 0.9
 """Default part of the free memory that several models may take."""
+MIN_KEY_BYTES = 16
 MAX_SOCKET_PATH = 107
 """Bytes of a Unix socket's path (unix(7))."""
 
@@ -148,6 +150,12 @@ class Settings(ModelSettings):
         least=0,
         most=86400,
     )
+    resume_key_file: Path | None = option(
+        None,
+        "File with the secret by which event ids are sealed, at least 16 bytes. Replicas with the same file go on with "
+        "each other's streams (docs/state.md).",
+        unset="only the server that began a stream goes on with it",
+    )
     health_port: int | None = option(
         None,
         "Port for /live, /ready and /health on a thread of its own, which no load delays.",
@@ -191,6 +199,8 @@ class Settings(ModelSettings):
         if self.receipts and self.receipt_key is None:
             raise OptionError("--receipts needs --receipt-key FILE; noria receipts key FILE makes the file")
         check_file("--receipt-key", self.receipt_key)
+        if self.resume_key_file is not None and len(self.resume_key) < MIN_KEY_BYTES:
+            raise OptionError(f"--resume-key-file {self.resume_key_file}: must have at least {MIN_KEY_BYTES} bytes")
         if self.otlp_endpoint is not None:
             _check_collector(self.otlp_endpoint)
 
@@ -208,6 +218,13 @@ class Settings(ModelSettings):
     def proxies(self) -> tuple[IPv4Network | IPv6Network, ...]:
         """Return the peers that are believed about clients."""
         return tuple(map(ip_network, _split(self.forwarded_allow_ips) or PROXIES))
+
+    @property
+    def resume_key(self) -> bytes:
+        """Return the secret that seals event ids, without white space at its ends. Raises OptionError."""
+        if self.resume_key_file is None:
+            return secrets.token_bytes(32)
+        return read_text("--resume-key-file", self.resume_key_file).strip().encode()
 
     @property
     def responses_bounds(self) -> tuple[int, float]:

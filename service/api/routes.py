@@ -5,8 +5,10 @@ The server, the metrics and the OpenAPI document read the declarations.
 
 import codecs
 import inspect
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -21,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from typing_extensions import is_typeddict
 
 from model.errors import quoted
-from service.access.record import Policy
+from service.access.record import LAST, RESUME, Policy
 from service.api.call import Answer, Call
 from service.api.lanes import SMALL_BYTES
 from service.api.resuming import resumable
@@ -207,6 +209,8 @@ async def _parsed_body(call: Call, content: bytes, parse: Parse) -> Body:
     def checked() -> tuple[Body, tuple[str, ...]]:
         body = parse(content, reading)
         body.check()
+        if any(header in call.request.headers for header in (RESUME, LAST)):
+            record.body_digest = sha256(json.dumps(_parsed(content), sort_keys=True).encode()).hexdigest()
         return body, ignored_fields(body) if reading.ignores else ()
 
     small = len(content) <= SMALL_BYTES and sum(map(content.count, b'[{"')) <= SMALL_MARKS

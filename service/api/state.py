@@ -44,7 +44,7 @@ class Bodies:
 class State:
     """The state that every endpoint can use, as `app.state.noria`.
 
-    `work` has the threads that parse and tokenize requests.
+    `work` has the threads that parse and tokenize requests. `resume_key` seals the ids of events.
     """
 
     settings: Settings
@@ -59,3 +59,4 @@ class State:
     requests: LiveRequests
     store: Store
     runs: Runs
+    resume_key: bytes

@@ -155,6 +155,11 @@ class Meter:
         facts.last_token = now
         return now
 
+    def know(self, n_thought: int) -> None:
+        """Count a token that the client has, `n_thought` of it thought: nobody computes it here."""
+        self.usage.completion += 1
+        self.usage.reasoning += n_thought
+
     def close(self, finishes: Sequence[str]) -> None:
         """Let nothing of it wait, and complete the facts with the finish reasons of its choices."""
         self._wait(*(-part for part in self._waiting))
