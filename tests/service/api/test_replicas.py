@@ -135,7 +135,7 @@ def test_an_answer_that_is_computed_again_is_in_flight(tmp_path: Path) -> None:
             next(response.iter_lines())
             refusal = other.post(path, body | {"stream": True}, headers=last)
             assert (refusal.status_code, refusal.json()["error"]["code"]) == (429, "rate_limit_exceeded")
-        other.http.headers |= mine
+        other.http.headers.update(mine)
         eventually(idle(other), "it has ended")
         with hurried():
             assert len(events(other, path, body, **last)) > 3
