@@ -40,7 +40,7 @@ SERVICE_ROOMS = """
     api; page; app; commands; cli; __main__
 """
 API_ROOMS = """
-    lanes, run; state; call, reasoning; media, queries, resuming; prompt, answering; routes, text; forms
+    lanes, run, places; state; call, reasoning; media, queries, resuming; prompt, answering; routes, text; forms
     openai, anthropic, audio, responses, embeddings, tokens, operations, lora, document; stored, ollama
 """
 ROOMS = {"model": MODEL_ROOMS, "service": SERVICE_ROOMS, "service.api": API_ROOMS}

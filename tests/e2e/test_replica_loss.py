@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.bodies import BODIES as OF_ENGINES
+from tests.e2e.bodies import TALK, TOOL, N, Said, said
 from tests.e2e.link import Link, linked
 from tests.e2e.server import LiveServer, serving
-from tests.e2e.test_engine_loss import BODIES as OF_ENGINES
-from tests.e2e.test_engine_loss import TALK, TOOL, N, Said, said
 from tests.service.resuming_client import client
 from tests.waiting import PATIENCE
 
