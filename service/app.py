@@ -18,7 +18,7 @@ from service.access.headers import HEADERS
 from service.access.keys import Keys
 from service.access.middleware import RequestMiddleware
 from service.access.record import Policies, Policy, RequestRecord
-from service.api import document, embeddings, lora, tokens
+from service.api import document, embeddings, lora, render, tokens
 from service.api.anthropic import messages as anthropic
 from service.api.audio import transcriptions
 from service.api.lanes import Lanes
@@ -64,7 +64,7 @@ ClientOf = Callable[[ModelEntry], EngineClient]
 RECORDED_BYTES = 2**26
 """Bytes of the events of streams that outlive their connections."""
 TEXTS = (completions, fim, transcriptions, chat, responses, compact, stored, conversations, anthropic)
-OTHERS = (embeddings, models, generation, embed, ollama, lora, tokens, probes, engine, document)
+OTHERS = (embeddings, models, generation, embed, ollama, lora, tokens, render, probes, engine, document)
 ROUTES = tuple(route for module in (*TEXTS, *OTHERS) for route in vars(module).values() if isinstance(route, Route))
 """Each route that these modules define, in this order."""
 

@@ -15,6 +15,7 @@ from model.options import option
 from service.model_settings import ModelSettings, check_file, read_text
 
 LEVELS = ("debug", "info", "warning", "error")
+METRIC_NAMES = ("noria", "vllm")
 HOST, PORT = "127.0.0.1", 8000
 PROXIES = ("127.0.0.1", "::1")
 """The peers that are believed about clients, unless others are named."""
@@ -181,6 +182,11 @@ class Settings(ModelSettings):
     log_level: str = option("info", "Lowest level that is logged.", choices=LEVELS)
     log_level_file: Path | None = option(
         None, "File with the level to log, read at the start and at SIGHUP. It takes precedence over --log-level."
+    )
+    metrics_names: str = option(
+        "noria",
+        "Names in /metrics. vllm: those of the metrics that vLLM has too, for routers that know only these.",
+        choices=METRIC_NAMES,
     )
     otlp_endpoint: str | None = option(
         None,

@@ -41,7 +41,7 @@ SERVICE_ROOMS = """
 """
 API_ROOMS = """
     lanes, run, places; state; call, reasoning; media, queries, resuming; prompt, answering; routes, text; forms
-    openai, anthropic, audio, responses, embeddings, tokens, operations, lora, document; stored, ollama
+    openai, anthropic, audio, responses, embeddings, tokens, operations, lora, document; stored, ollama, render
 """
 ROOMS = {"model": MODEL_ROOMS, "service": SERVICE_ROOMS, "service.api": API_ROOMS}
 """Folders and files in the order of imports: each may import those before it, but none beside it (after a comma)."""

@@ -127,7 +127,7 @@ async def whole_response(call: Call, generation: Generation, write: Write, save:
     return call.respond(content, computed=True)
 
 
-async def computed_response(call: Call, answer: Mapping[str, object]) -> Response:
+async def computed_response(call: Call, answer: Mapping[str, object] | Sequence[Mapping[str, object]]) -> Response:
     """Return the response with an answer that no engine computed."""
     return call.respond(await call.on_lane(lambda: written(answer)), computed=True)
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin
 
 import orjson
 from pydantic import ValidationError
@@ -80,8 +80,9 @@ class Route:
     queries: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.answer is not str and not is_typeddict(self.answer):
-            raise TypeError(f"{self.path}: the answer must be a TypedDict or str, got {self.answer}")
+        item = get_args(self.answer)[0] if get_origin(self.answer) is list else self.answer
+        if item is not str and not is_typeddict(item):
+            raise TypeError(f"{self.path}: the answer must be a TypedDict or str, or a list of one, got {self.answer}")
 
     @property
     def media_type(self) -> str:
@@ -92,7 +93,7 @@ class Route:
     @property
     def streams(self) -> bool:
         """Return whether a request may ask for a stream."""
-        return self.body is not None and "stream" in self.body.model_fields
+        return self.policy.generates and self.body is not None and "stream" in self.body.model_fields
 
 
 def get(
