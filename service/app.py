@@ -57,6 +57,7 @@ from service.state.store import Store, opened
 from service.structured.constraint import Grammars
 
 if TYPE_CHECKING:  # it needs packages that may be missing
+    from service.observe.kv_events import KvEvents
     from service.observe.tracing import Tracing
 
 ClientOf = Callable[[ModelEntry], EngineClient]
@@ -90,6 +91,7 @@ def create_app(
     tracing = _tracing(settings)
     observer = Observer(measured, None if tracing is None else tracing.trace)
     store = opened(settings)
+    events = _events(settings, entries)
     key = None if settings.receipt_key is None else read_key(settings.receipt_key)
 
     @asynccontextmanager
@@ -97,13 +99,18 @@ def create_app(
         drain = Drain(settings.drain_timeout)
 
         def host(entry: ModelEntry, on_idle: Callable[[], None]) -> HostedModel:
-            return HostedModel(entry, client_of(entry), measured.of_model(entry.name), drain, load, on_idle, key)
+            client = client_of(entry)
+            if events is not None:
+                client.on_pages = events.publish
+            return HostedModel(entry, client, measured.of_model(entry.name), drain, load, on_idle, key)
 
         hosted = HostedModels(settings, entries, host, on_failed, need)
         state = app.state.noria = _state(settings, hosted, drain, measured, store, observer)
         async with _brought_up(app, on_failed):
             yield
         await _close(state)
+        if events is not None:
+            events.close()
         if tracing is not None:
             await asyncio.to_thread(tracing.close)
 
@@ -217,6 +224,17 @@ def _tracing(settings: Settings) -> "Tracing | None":
         return Tracing(settings.otlp_endpoint)
     except ValueError as error:
         raise OptionError(f"--otlp-endpoint: a variable OTEL_* has a wrong value: {error}") from error
+
+
+def _events(settings: Settings, entries: Sequence[ModelEntry]) -> "KvEvents | None":
+    """Make the publisher of KV events; None without an address. Then nothing of ZeroMQ is imported."""
+    if settings.kv_events is None:
+        return None
+    if len(entries) > 1:
+        raise OptionError(f"--kv-events needs one model, got {len(entries)}: a router knows it by its address")
+    from service.observe.kv_events import KvEvents
+
+    return KvEvents(settings.kv_events, settings.kv_events_replay, entries[0].name)
 
 
 def _check_prefix(prefix: str, served: Sequence[Route | Page]) -> None:

@@ -188,6 +188,15 @@ class Settings(ModelSettings):
         "Names in /metrics. vllm: those of the metrics that vLLM has too, for routers that know only these.",
         choices=METRIC_NAMES,
     )
+    kv_events: str | None = option(
+        None,
+        "Address, such as tcp://*:5557, at which routers learn by ZeroMQ which pages are cached, as of vLLM. It needs "
+        "one model and the packages of the extra events (docs/kubernetes.md).",
+        unset="nobody learns that",
+    )
+    kv_events_replay: str | None = option(
+        None, "Address, such as tcp://*:5558, at which a router asks again for events that it has missed.", unset="none"
+    )
     otlp_endpoint: str | None = option(
         None,
         "URL of an OpenTelemetry collector that takes traces by OTLP over HTTP, such as http://127.0.0.1:4318. It "
@@ -207,6 +216,7 @@ class Settings(ModelSettings):
         check_file("--receipt-key", self.receipt_key)
         if self.resume_key_file is not None and len(self.resume_key) < MIN_KEY_BYTES:
             raise OptionError(f"--resume-key-file {self.resume_key_file}: must have at least {MIN_KEY_BYTES} bytes")
+        self._check_events()
         if self.otlp_endpoint is not None:
             _check_collector(self.otlp_endpoint)
 
@@ -277,6 +287,16 @@ class Settings(ModelSettings):
             raise OptionError(f"--uds {self.uds} and --host {self.host} exclude each other: choose one")
         if (size := len(str(self.uds).encode())) > MAX_SOCKET_PATH:
             raise OptionError(f"--uds {self.uds}: a socket's path may have at most {MAX_SOCKET_PATH} bytes, got {size}")
+
+    def _check_events(self) -> None:
+        if self.kv_events is None:
+            if self.kv_events_replay is not None:
+                raise OptionError("--kv-events-replay needs --kv-events")
+            return
+        from importlib.util import find_spec
+
+        if not (find_spec("zmq") and find_spec("msgspec")):
+            raise OptionError("--kv-events needs packages that are not installed (the extra events): pyzmq, msgspec")
 
     def _check_tls(self) -> None:
         if self.ssl_certfile is None and self.ssl_keyfile is None:

@@ -1,6 +1,6 @@
 """The messages between service and engine, and their frames on the wire: plain data as JSON, never pickles.
 
-To the engine:    LoadModel, Submit, Abort, Look, LoadAdapter, UnloadAdapter, Stop
+To the engine:    LoadModel, Submit, Abort, Look, Follow, LoadAdapter, UnloadAdapter, Stop
 From the engine:  Loading (stage, progress), Ready (RunnerInfo), Failed (start-up error), Report (one a step), Beat,
                   Picture (one a Look), AdapterLoaded (one a LoadAdapter)
 """
@@ -84,6 +84,11 @@ class Look:
     """
 
     ids: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """The order to report each page that gets or loses its name from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +203,21 @@ class Update(NamedTuple):
     fault: str | None = None
 
 
+class PageChange(NamedTuple):
+    """A page of the pool with this index that has got its name, or has lost it: then it has no tokens.
+
+    Names are hexadecimal. The first page of a prompt has no `parent`. `media` are the digests of what starts in it.
+    """
+
+    pool: int
+    name: str
+    parent: str = ""
+    tokens: tuple[int, ...] = ()
+    adapter: int = 0
+    salt: str = ""
+    media: tuple[str, ...] = ()
+
+
 class AdapterStats(NamedTuple):
     """Number of sequences that use one LoRA adapter, by its number."""
 
@@ -234,13 +254,14 @@ class Stats(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All updates of a step, and the state of the engine."""
+    """All updates of a step, the state of the engine, and the changes of pages if somebody follows them."""
 
     updates: tuple[Update, ...]
     stats: Stats = field(default_factory=Stats)
+    pages: tuple[PageChange, ...] = ()
 
 
-ToEngine = LoadModel | Submit | Abort | Look | LoadAdapter | UnloadAdapter | Stop
+ToEngine = LoadModel | Submit | Abort | Look | Follow | LoadAdapter | UnloadAdapter | Stop
 FromEngine = Loading | Ready | Failed | Beat | Report | Picture | AdapterLoaded
 
 
@@ -254,6 +275,7 @@ def to_json(message: ToEngine | FromEngine) -> str:
     body: Any = message
     if isinstance(message, Report):  # a plain token, the most frequent update, should cost little
         body = [[item[:2] if item[2:] == PLAIN else item for item in message.updates], message.stats]
+        body += [message.pages] * bool(message.pages)
     elif isinstance(message, Submit):
         body = records.row(message)[:-1]
     return records.to_json([type(message).__name__, body])

@@ -26,6 +26,7 @@ from service.engine.messages import AGAIN, Admitted, Stats, Submit, Update
 from service.engine.picture import Reason
 from service.engine.prefixes.store import PrefixStore
 from service.engine.scheduling.budget import PromptBudget, StepLimit, prompt_work
+from service.engine.scheduling.journal import Journal
 from service.engine.scheduling.media import MediaStore, MediaTable
 from service.engine.scheduling.prefix import Trail, copy_part, fits, promised, reuse, unname, withdraw
 from service.engine.scheduling.prompt_lookup import DraftBudget
@@ -67,6 +68,7 @@ class Scheduler:
         self._adapter_name = adapter_name
         self._media = MediaStore(info)
         self._trail = Trail(self.pools)
+        self.journal = Journal(self.pools)
         self.advanced: list[int] = []
         self.prompts = prompts or PromptBudget()
         self._max_sequences = max_sequences
@@ -453,6 +455,8 @@ class Scheduler:
             miss = self._trail.miss(sequence, n_reused)
             sequence.admitted = Admitted(reused, self._clock() - sequence.arrived, from_disk, miss)
             self._trail.note(sequence, range(n_reused), reused)
+            if from_disk:
+                self.journal.note(sequence, range(n_reused))
             self._queue.charge(sequence.priority, sequence.tenant, prompt=sequence.n_prompt - reused)
             self._totals["queried_tokens"] += sequence.n_prompt
             self._totals["hit_tokens"] += reused
@@ -474,6 +478,7 @@ class Scheduler:
         if full:
             self._trail.note(sequence, full, sequence.computed)
             self._stored.note(sequence, full)
+            self.journal.note(sequence, full)
         if start < sequence.n_prompt <= stop:
             self._stored.note_end(sequence, sequence.n_prompt - 1)
         if update is not None and update.finish:
