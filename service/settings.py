@@ -91,6 +91,13 @@ class Settings(ModelSettings):
     api_key_file: Path | None = option(
         None, "File with more API keys: one a line, or, in a .toml or .json file, entries with names and limits."
     )
+    objectives: tuple[str, ...] = option(
+        (),
+        "Priority of requests whose header x-llm-d-inference-objective has this name, as NAME=NUMBER. The lowest is "
+        "first, and no lower than their key may send. Repeat the flag for more names.",
+        name="objective",
+        unset="names of objectives have no effect",
+    )
     cache_isolation: str = option(
         "key",
         "Who reuses cached prompts. key: only the API key that sent them. none: all keys, which saves time where they "
@@ -217,6 +224,7 @@ class Settings(ModelSettings):
         if self.resume_key_file is not None and len(self.resume_key) < MIN_KEY_BYTES:
             raise OptionError(f"--resume-key-file {self.resume_key_file}: must have at least {MIN_KEY_BYTES} bytes")
         self._check_events()
+        _ = self.objective_priorities
         if self.otlp_endpoint is not None:
             _check_collector(self.otlp_endpoint)
 
@@ -234,6 +242,17 @@ class Settings(ModelSettings):
     def proxies(self) -> tuple[IPv4Network | IPv6Network, ...]:
         """Return the peers that are believed about clients."""
         return tuple(map(ip_network, _split(self.forwarded_allow_ips) or PROXIES))
+
+    @property
+    def objective_priorities(self) -> dict[str, int]:
+        """Return the priority of each name of --objective. Raises OptionError."""
+        found = {}
+        for text in self.objectives:
+            name, _, number = text.partition("=")
+            if not (name and re.fullmatch(r"-?[0-9]{1,9}", number)):
+                raise OptionError(f"--objective must be NAME=NUMBER, such as premium=-10, got {text[:80]!r}")
+            found[name] = int(number)
+        return found
 
     @property
     def resume_key(self) -> bytes:

@@ -13,6 +13,7 @@ from starlette.routing import compile_path
 from model.sampling_params import SamplingParams
 from service.access.headers import ID, IGNORED, QUEUE
 from service.access.keys import Key
+from service.access.objective import Objective
 from service.errors.dialects import OPENAI, Dialect
 from service.errors.errors import ApiError
 
@@ -111,7 +112,7 @@ class RequestRecord:
     LoRA adapter, and `failure` the class of the error that ended it. `load_seconds` is the wait until its model was
     loaded, no part of `first_token_seconds`; meanwhile `model_wait` says why. `submitted` is by perf_counter. `body` is
     there only for a receipt that repeats it, and `body_digest`, of its JSON, only for a stream that resumes. `place` is
-    that among the key's requests in flight, until it is closed.
+    that among the key's requests in flight, until it is closed. `objective` is that of a router's headers.
     """
 
     id: str
@@ -145,12 +146,18 @@ class RequestRecord:
     model_wait: Callable[[], str] | None = None
     body: bytes = b""
     body_digest: str = ""
+    objective: Objective = Objective()  # noqa: RUF009 - frozen
     place: ExitStack = field(default_factory=ExitStack)
 
     @property
     def tenant(self) -> str:
         """Return the name under which the engine accounts the request."""
         return "" if self.key is None else self.key.name
+
+    @property
+    def least_priority(self) -> int:
+        """Return the lowest priority that its key, or a request without one, may send."""
+        return 0 if self.key is None else self.key.entry.priority
 
     @property
     def cache_owner(self) -> str:

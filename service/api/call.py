@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from model.errors import quoted
+from service.access.objective import Objective
 from service.access.record import RequestRecord
 from service.api.places import Places
 from service.api.run import Failed, Run
@@ -238,6 +239,9 @@ class Call(LiveRequest):
                 self.open(shape)
         self._guards.enter_context(self.state.requests.serving(self))
         served = await self.loaded()
+        targets = served.info.target_first_token, served.info.target_inter_token
+        known = self.state.settings.objective_priorities
+        self.record.objective = Objective.of(self.request.headers, known, self.record.least_priority, targets)
         if shape is not None:
             if self.places is not None:
                 shape.identify(self.places.origin.unique, self.places.origin.created)
@@ -259,8 +263,7 @@ async def never() -> Any:
 
 def _check_priority(priority: int, record: RequestRecord) -> None:
     """Raise InvalidRequest for a priority that the request's key, or a request without one, may not send."""
-    least = 0 if record.key is None else record.key.entry.priority
-    if priority < least:
+    if priority < (least := record.least_priority):
         whose = "without a key" if record.key is None else f"for the key {record.tenant}"
         how = "the server's --api-key-file can allow lower values to a key"
         raise InvalidRequest(f"priority must be at least {least} {whose}, got {priority}: {how}", param="priority")

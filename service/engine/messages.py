@@ -46,7 +46,8 @@ class Submit:
     the chunks of audio of the prompt in the order of their places, and `inputs` the bytes of all of them, one after
     another (`MediaWork.inputs`); on the wire these follow the JSON. `adapter` is the number of a loaded LoRA adapter,
     0 for none. With `n` 1 the sequence may go on after the `output` that another engine has computed; of its prompt,
-    `n_scored` log probabilities are known.
+    `n_scored` log probabilities are known. `first` and `between` are its own targets in seconds for the first token and
+    between two; 0: the server's.
     """
 
     id: int
@@ -62,6 +63,8 @@ class Submit:
     cache_owner: str = ""
     output: list[int] = field(default_factory=list)
     n_scored: int = 0
+    first: float = 0.0
+    between: float = 0.0
     inputs: bytes = field(default=b"", repr=False)
 
     @property

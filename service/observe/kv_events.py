@@ -1,7 +1,7 @@
 """KV events on vLLM's wire, for routers that follow what each replica has cached: ZeroMQ, in MessagePack.
 
     PUB       topic, sequence number, batch
-    ROUTER    a client sends the first number that it lacks, and gets number and batch of each that is still here
+    ROUTER    a client sends the first number that it misses, and gets number and batch of each that is still here
     batch     [time, [event...], 0]
 
 It needs the packages of the extra `events`.

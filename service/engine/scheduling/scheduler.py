@@ -289,6 +289,8 @@ class Scheduler:
         # Each running sequence must make progress, however slow the machine is: a prompt in each step in flight.
         needed = n_decoding + bool(unfinished) * self._depth
         depth = unfinished[0].computed if unfinished else 0
+        own = [item.between or self.prompts.between for item in self._running if item.n_output]
+        self.prompts.strictest = min(own, default=self.prompts.between)
         tokens = self.prompts.step_tokens(self._limit.now, needed, n_decoding, depth, self._waiting(unfinished))
         for_media = min(tokens, self._for_media(unfinished, n_decoding, depth))
         return Step(max(1, tokens // self._depth), max(1, int(for_media) // self._depth))
@@ -312,7 +314,8 @@ class Scheduler:
             if item.n_output or item.awaits_media:
                 continue
             n_tokens = item.uncomputed
-            yield now - item.arrived, prompt_work(n_tokens, n_tokens * (item.computed + item.length) / 2)
+            late = self.prompts.first - item.first if item.first else 0.0  # as if it had come so much earlier
+            yield now - item.arrived + late, prompt_work(n_tokens, n_tokens * (item.computed + item.length) / 2)
 
     def _why_blocked(self, step: Step) -> Reason:
         """Return why the head of the queue waits, once the step is planned: see `Reason`."""

@@ -65,6 +65,7 @@ class Sequence:
         self.pooled: tuple[float, ...] = ()
         self._page_size = pools[0].page_size
         self.salt = submit.cache_salt
+        self.first, self.between = submit.first, submit.between  # its own targets
         self._seed = chain_seed(submit.cache_salt, adapter_name, submit.cache_owner)
         self._names: list[bytes] = []
 
