@@ -389,7 +389,7 @@ def make_info(
         dim=3,
         max_sequences=limits[0],
         max_step_tokens=limits[1],
-        description={"device": "fake", "attention": "fake", "arithmetic": "fake"},
+        description={"device": "fake", "attention": "fake"},
         max_adapters=max_adapters,
     )
 

@@ -43,7 +43,7 @@ def test_while_loading_only_life_is_certain() -> None:
 def test_version(live: Live) -> None:
     reply = live.http.get("/version").json()
     assert reply["version"]
-    assert reply["engine"] == {"device": "fake", "attention": "fake", "arithmetic": "fake"}
+    assert reply["engine"] == {"device": "fake", "attention": "fake"}
 
 
 def test_tokenize_and_back(live: Live) -> None:
