@@ -18,7 +18,7 @@ from service.access.headers import HEADERS
 from service.access.keys import Keys
 from service.access.middleware import RequestMiddleware
 from service.access.record import Policies, Policy, RequestRecord
-from service.api import document, embeddings, lora, tokens
+from service.api import document, embeddings, lora, render, tokens
 from service.api.anthropic import messages as anthropic
 from service.api.audio import transcriptions
 from service.api.lanes import Lanes
@@ -59,6 +59,7 @@ from service.state.store import Store, opened
 from service.structured.constraint import Grammars
 
 if TYPE_CHECKING:  # it needs packages that may be missing
+    from service.observe.kv_events import KvEvents
     from service.observe.tracing import Tracing
 
 ClientOf = Callable[[ModelEntry], EngineClient]
@@ -66,7 +67,7 @@ ClientOf = Callable[[ModelEntry], EngineClient]
 RECORDED_BYTES = 2**26
 """Bytes of the events of streams that outlive their connections."""
 TEXTS = (completions, fim, transcriptions, chat, responses, compact, stored, conversations, anthropic)
-OTHERS = (embeddings, models, generation, embed, ollama, lora, tokens, probes, engine, document)
+OTHERS = (embeddings, models, generation, embed, ollama, lora, tokens, render, probes, engine, document)
 ROUTES = tuple(route for module in (*TEXTS, *OTHERS) for route in vars(module).values() if isinstance(route, Route))
 """Each route that these modules define, in this order."""
 
@@ -92,6 +93,7 @@ def create_app(
     tracing = _tracing(settings)
     observer = Observer(measured, None if tracing is None else tracing.trace)
     store = opened(settings)
+    events = _events(settings, entries)
     key = None if settings.receipt_key is None else read_key(settings.receipt_key)
 
     @asynccontextmanager
@@ -99,13 +101,18 @@ def create_app(
         drain = Drain(settings.drain_timeout)
 
         def host(entry: ModelEntry, on_idle: Callable[[], None]) -> HostedModel:
-            return HostedModel(entry, client_of(entry), measured.of_model(entry.name), drain, load, on_idle, key)
+            client = client_of(entry)
+            if events is not None:
+                client.on_pages = events.publish
+            return HostedModel(entry, client, measured.of_model(entry.name), drain, load, on_idle, key)
 
         hosted = HostedModels(settings, entries, host, on_failed, need)
         state = app.state.noria = _state(settings, hosted, drain, measured, store, observer)
         async with _brought_up(app, on_failed):
             yield
         await _close(state)
+        if events is not None:
+            events.close()
         if tracing is not None:
             await asyncio.to_thread(tracing.close)
 
@@ -196,6 +203,7 @@ def _state(
         store,
         Runs(observer.observing, RECORDED_BYTES),
         Recorder(settings, models, drain, measured, lambda: store.n_errors),
+        settings.resume_key,
     )
 
 
@@ -222,6 +230,17 @@ def _tracing(settings: Settings) -> "Tracing | None":
         return Tracing(settings.otlp_endpoint)
     except ValueError as error:
         raise OptionError(f"--otlp-endpoint: a variable OTEL_* has a wrong value: {error}") from error
+
+
+def _events(settings: Settings, entries: Sequence[ModelEntry]) -> "KvEvents | None":
+    """Make the publisher of KV events; None without an address. Then nothing of ZeroMQ is imported."""
+    if settings.kv_events is None:
+        return None
+    if len(entries) > 1:
+        raise OptionError(f"--kv-events needs one model, got {len(entries)}: a router knows it by its address")
+    from service.observe.kv_events import KvEvents
+
+    return KvEvents(settings.kv_events, settings.kv_events_replay, entries[0].name)
 
 
 def _check_prefix(prefix: str, served: Sequence[Route | Page]) -> None:

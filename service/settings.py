@@ -4,6 +4,7 @@
 """
 
 import re
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_network
@@ -14,6 +15,7 @@ from model.options import option
 from service.model_settings import ModelSettings, check_file, read_text
 
 LEVELS = ("debug", "info", "warning", "error")
+METRIC_NAMES = ("noria", "vllm")
 HOST, PORT = "127.0.0.1", 8000
 PROXIES = ("127.0.0.1", "::1")
 """The peers that are believed about clients, unless others are named."""
@@ -26,6 +28,7 @@ FILE_BOUNDS = (2**30, 30 * 86400.0)
 """Bytes, and seconds since the last use, of the store of responses, and of one in a file."""
 BUDGET_SHARE = 0.9
 """Default part of the free memory that several models may take."""
+MIN_KEY_BYTES = 16
 MAX_SOCKET_PATH = 107
 """Bytes of a Unix socket's path (unix(7))."""
 
@@ -88,6 +91,13 @@ class Settings(ModelSettings):
     api_key_file: Path | None = option(
         None, "File with more API keys: one a line, or, in a .toml or .json file, entries with names and limits."
     )
+    objectives: tuple[str, ...] = option(
+        (),
+        "Priority of requests whose header x-llm-d-inference-objective has this name, as NAME=NUMBER. The lowest is "
+        "first, and no lower than their key may send. Repeat the flag for more names.",
+        name="objective",
+        unset="names of objectives have no effect",
+    )
     cache_isolation: str = option(
         "key",
         "Who reuses cached prompts. key: only the API key that sent them. none: all keys, which saves time where they "
@@ -148,6 +158,12 @@ class Settings(ModelSettings):
         least=0,
         most=86400,
     )
+    resume_key_file: Path | None = option(
+        None,
+        "File with the secret by which event ids are sealed, at least 16 bytes. Replicas with the same file go on with "
+        "each other's streams (docs/state.md).",
+        unset="only the server that began a stream goes on with it",
+    )
     health_port: int | None = option(
         None,
         "Port for /live, /ready and /health on a thread of its own, which no load delays.",
@@ -189,6 +205,20 @@ class Settings(ModelSettings):
     record_dir_size: int = option(
         2**27, "Bytes of records in --record-dir. The oldest are removed.", is_size=True, least=2**23
     )
+    metrics_names: str = option(
+        "noria",
+        "Names in /metrics. vllm: those of the metrics that vLLM has too, for routers that know only these.",
+        choices=METRIC_NAMES,
+    )
+    kv_events: str | None = option(
+        None,
+        "Address, such as tcp://*:5557, at which routers learn by ZeroMQ which pages are cached, as of vLLM. It needs "
+        "one model and the packages of the extra events (docs/kubernetes.md).",
+        unset="nobody learns that",
+    )
+    kv_events_replay: str | None = option(
+        None, "Address, such as tcp://*:5558, at which a router asks again for events that it has missed.", unset="none"
+    )
     otlp_endpoint: str | None = option(
         None,
         "URL of an OpenTelemetry collector that takes traces by OTLP over HTTP, such as http://127.0.0.1:4318. It "
@@ -208,6 +238,10 @@ class Settings(ModelSettings):
         check_file("--receipt-key", self.receipt_key)
         if self.record_dir is not None and not self.record_dir.is_dir():
             raise OptionError(f"--record-dir {self.record_dir}: no such directory")
+        if self.resume_key_file is not None and len(self.resume_key) < MIN_KEY_BYTES:
+            raise OptionError(f"--resume-key-file {self.resume_key_file}: must have at least {MIN_KEY_BYTES} bytes")
+        self._check_events()
+        _ = self.objective_priorities
         if self.otlp_endpoint is not None:
             _check_collector(self.otlp_endpoint)
 
@@ -225,6 +259,24 @@ class Settings(ModelSettings):
     def proxies(self) -> tuple[IPv4Network | IPv6Network, ...]:
         """Return the peers that are believed about clients."""
         return tuple(map(ip_network, _split(self.forwarded_allow_ips) or PROXIES))
+
+    @property
+    def objective_priorities(self) -> dict[str, int]:
+        """Return the priority of each name of --objective. Raises OptionError."""
+        found = {}
+        for text in self.objectives:
+            name, _, number = text.partition("=")
+            if not (name and re.fullmatch(r"-?[0-9]{1,9}", number)):
+                raise OptionError(f"--objective must be NAME=NUMBER, such as premium=-10, got {text[:80]!r}")
+            found[name] = int(number)
+        return found
+
+    @property
+    def resume_key(self) -> bytes:
+        """Return the secret that seals event ids, without white space at its ends. Raises OptionError."""
+        if self.resume_key_file is None:
+            return secrets.token_bytes(32)
+        return read_text("--resume-key-file", self.resume_key_file).strip().encode()
 
     @property
     def responses_bounds(self) -> tuple[int, float]:
@@ -271,6 +323,16 @@ class Settings(ModelSettings):
             raise OptionError(f"--uds {self.uds} and --host {self.host} exclude each other: choose one")
         if (size := len(str(self.uds).encode())) > MAX_SOCKET_PATH:
             raise OptionError(f"--uds {self.uds}: a socket's path may have at most {MAX_SOCKET_PATH} bytes, got {size}")
+
+    def _check_events(self) -> None:
+        if self.kv_events is None:
+            if self.kv_events_replay is not None:
+                raise OptionError("--kv-events-replay needs --kv-events")
+            return
+        from importlib.util import find_spec
+
+        if not (find_spec("zmq") and find_spec("msgspec")):
+            raise OptionError("--kv-events needs packages that are not installed (the extra events): pyzmq, msgspec")
 
     def _check_tls(self) -> None:
         if self.ssl_certfile is None and self.ssl_keyfile is None:

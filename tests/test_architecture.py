@@ -40,8 +40,8 @@ SERVICE_ROOMS = """
     api; page; app; commands; cli; __main__
 """
 API_ROOMS = """
-    lanes, run; state; call, reasoning; media, queries, resuming; prompt, answering; routes, text; forms
-    openai, anthropic, audio, responses, embeddings, tokens, operations, lora, document; stored, ollama
+    lanes, run, places; state; call, reasoning; media, queries, resuming; prompt, answering; routes, text; forms
+    openai, anthropic, audio, responses, embeddings, tokens, operations, lora, document; stored, ollama, render
 """
 ROOMS = {"model": MODEL_ROOMS, "service": SERVICE_ROOMS, "service.api": API_ROOMS}
 """Folders and files in the order of imports: each may import those before it, but none beside it (after a comma)."""

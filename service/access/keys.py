@@ -5,7 +5,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from hashlib import sha256
 from pathlib import Path
 
@@ -65,10 +65,17 @@ class Key:
 
         One that `reads` what another computes is not in flight, and may come beside any number.
         """
-        self._check(None if reads else self.entry.max_concurrent)
+        if not reads:
+            self._check_running()
+        self._check_minute()
         self._requests.add(1)
         with nullcontext() if reads else self.running():
             yield
+
+    def computes(self) -> AbstractContextManager[None]:
+        """Count a request that was to read, and computes, as one in flight. Raises RateLimited."""
+        self._check_running()
+        return self.running()
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -83,9 +90,11 @@ class Key:
         """Count tokens of prompts and answers, once they are known."""
         self._tokens.add(n_tokens)
 
-    def _check(self, most: int | None) -> None:
-        if most is not None and self._running >= most:
+    def _check_running(self) -> None:
+        if (most := self.entry.max_concurrent) is not None and self._running >= most:
             raise RateLimited(self.name, "requests in flight", self._running, most, 1, "max_concurrent")
+
+    def _check_minute(self) -> None:
         for what, used in (("requests", self._requests), ("tokens", self._tokens)):
             name = f"{what}_per_minute"
             limit: int | None = getattr(self.entry, name)

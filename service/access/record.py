@@ -13,6 +13,7 @@ from starlette.routing import compile_path
 from model.sampling_params import SamplingParams
 from service.access.headers import ID, IGNORED, QUEUE
 from service.access.keys import Key
+from service.access.objective import Objective
 from service.errors.dialects import OPENAI, Dialect
 from service.errors.errors import ApiError
 
@@ -27,7 +28,7 @@ class Policy:
     `open`: they need no key. `operation`: what the model does, None if nothing; of the others, metrics count outcomes
     and durations. `quiet`: the log has them at level debug only, and traces do not. `dialect` writes their errors.
     `page`: browsers show the answer, and any site may have a link to it. `resumes`: a request with the header `LAST`
-    only reads a stream.
+    goes on with a stream.
     """
 
     dialect: Dialect = OPENAI
@@ -67,8 +68,8 @@ class Policies:
         return None, Policy(self._declared[max(extended, key=len)].dialect) if extended else Policy()
 
 
-LAST = "last-event-id"
-"""The header of a client that goes on with a stream."""
+RESUME, LAST = "x-noria-resume", "last-event-id"
+"""The headers of a client that will go on with a stream if it breaks, and of one that goes on."""
 MAX_IGNORED = 16
 """As many ignored fields are in the header."""
 MAX_PATH_CHARS = 64
@@ -110,7 +111,8 @@ class RequestRecord:
     For a request to a model: `model` is the name that it uses, `served` the model's first name, `adapter` that of its
     LoRA adapter, and `failure` the class of the error that ended it. `load_seconds` is the wait until its model was
     loaded, no part of `first_token_seconds`; meanwhile `model_wait` says why. `submitted` is by perf_counter. `body` is
-    there only for a receipt that repeats it. `place` is that among the key's requests in flight, until it is closed.
+    there only for a receipt that repeats it, and `body_digest`, of its JSON, only for a stream that resumes. `place` is
+    that among the key's requests in flight, until it is closed. `objective` is that of a router's headers.
     """
 
     id: str
@@ -143,12 +145,19 @@ class RequestRecord:
     failure: str | None = None
     model_wait: Callable[[], str] | None = None
     body: bytes = b""
+    body_digest: str = ""
+    objective: Objective = Objective()  # noqa: RUF009 - frozen
     place: ExitStack = field(default_factory=ExitStack)
 
     @property
     def tenant(self) -> str:
         """Return the name under which the engine accounts the request."""
         return "" if self.key is None else self.key.name
+
+    @property
+    def least_priority(self) -> int:
+        """Return the lowest priority that its key, or a request without one, may send."""
+        return 0 if self.key is None else self.key.entry.priority
 
     @property
     def cache_owner(self) -> str:

@@ -15,7 +15,7 @@ from service.api.call import Answer, Begun, Call
 from service.api.lanes import SMALL_BYTES, written
 from service.generation.choice import Delta
 from service.generation.generation import Generation
-from service.generation.request import ModelRequest, late_request
+from service.generation.request import ModelRequest, continued, late_request
 from service.generation.usage import Meter, Timings, Usage
 from service.http.sse import Json
 
@@ -59,7 +59,7 @@ async def answered(call: Call, making: Awaitable[ModelRequest], shape: Shape, sa
 
 async def generated(call: Call, making: Awaitable[ModelRequest]) -> Generation:
     """Make the engine's request, and submit it. Raises Overloaded if others came while it was tokenized."""
-    made, model, record = await _made(call, making), call.model, call.record
+    made, model, record = _resumed(call, await _made(call, making)), call.model, call.record
     log.debug("tokenized", extra={"fields": {"id": record.id}})
     model.admission.check_backlog(record.tenant)
     meter = Meter(made.submits, model.metrics, record, model.admission.backlog)
@@ -74,6 +74,16 @@ async def generated(call: Call, making: Awaitable[ModelRequest]) -> Generation:
     facts = {"sequences": [choice.mailbox.id for choice in generation.choices], "prompt_tokens": meter.usage.prompt}
     log.debug("submitted", extra={"fields": {"id": record.id, **facts}})
     return generation
+
+
+def _resumed(call: Call, made: ModelRequest) -> ModelRequest:
+    """Return the request that goes on after what the client has. Raises InvalidRequest."""
+    if call.resume is not None:
+        made = continued(made, call.resume, call.served)
+    if call.places is None:
+        return made
+    exact = call.model.entry.settings.deterministic or "arithmetic" in call.served.info.description
+    return call.places.begin(made, call.served, call.record, exact=exact)
 
 
 async def _made(call: Call, making: Awaitable[ModelRequest]) -> ModelRequest:
@@ -117,7 +127,7 @@ async def whole_response(call: Call, generation: Generation, write: Write, save:
     return call.respond(content, computed=True)
 
 
-async def computed_response(call: Call, answer: Mapping[str, object]) -> Response:
+async def computed_response(call: Call, answer: Mapping[str, object] | Sequence[Mapping[str, object]]) -> Response:
     """Return the response with an answer that no engine computed."""
     return call.respond(await call.on_lane(lambda: written(answer)), computed=True)
 
@@ -125,24 +135,37 @@ async def computed_response(call: Call, answer: Mapping[str, object]) -> Respons
 async def stream(call: Call, generation: Generation, shape: Shape, save: Save | None = None) -> None:
     """Write the frames of a stream, those of an update together."""
     receipts = call.model.receipts.of_answer(call.receipt, call.served, generation, call.record)
-    usage = generation.meter.usage
-    unopened = {choice.index for choice in generation.choices}
-    unfinished = len(generation.choices)
+    usage, n_choices = generation.meter.usage, len(generation.choices)
+    unopened, unfinished = {choice.index for choice in generation.choices}, n_choices
     async for choice, delta in generation.events():
         receipts.add(choice, delta)
-        events: list[Json] = []
-        if len(unopened) == len(generation.choices):
+        if len(unopened) == n_choices:
             generation.note_sent()
+        parts: list[tuple[int | None, list[Json]]] = []
         if choice.index in unopened:
             unopened.remove(choice.index)
-            events += shape.opening(choice.index, replace(usage, completion=0, reasoning=0))
-        events += shape.chunks(choice.index, delta, usage)
+            parts.append((choice.index, shape.opening(choice.index, replace(usage, completion=0, reasoning=0))))
+        if call.places is not None and delta.progress is not None:  # another server may compute other chunks
+            parts.append((None, shape.chunks(choice.index, Delta(progress=delta.progress), usage)))
+            delta = delta._replace(progress=None)
+        if delta:
+            parts.append((choice.index, shape.chunks(choice.index, delta, usage)))
         if delta.finish is not None:
             unfinished -= 1
             if not unfinished:
-                events += shape.closing(usage)
+                parts.append((n_choices, shape.closing(usage)))
+                events = [event for _, made in parts for event in made]
                 events[-1]["timings"] = generation.meter.timings()
                 events[-1] |= await receipts.signed()
                 if save is not None:
                     await asyncio.shield(save(events))
-        await call.sink.write([*map(shape.frame, events)])
+        frames = [(index, shape.frame(event)) for index, events in parts for event in events]
+        if left := _left(call, shape, frames, known=delta.known and delta.finish is None):
+            await call.sink.write(left)
+
+
+def _left(call: Call, shape: Shape, frames: Sequence[tuple[int | None, bytes]], *, known: bool) -> list[bytes]:
+    """Return the frames that the client does not have, each with an id if the stream resumes."""
+    if call.places is not None:
+        return call.places.sent(shape, frames, known=known)
+    return [] if known else [frame for _, frame in frames]

@@ -11,7 +11,10 @@ from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from model.errors import quoted
+from service.access.objective import Objective
 from service.access.record import RequestRecord
+from service.api.places import Places
 from service.api.run import Failed, Run
 from service.api.state import State
 from service.engine.messages import FINISHES
@@ -22,7 +25,7 @@ from service.http.sse import ClientGone, EventWriter, Framing, Watch
 from service.observe.view.live import LiveRequest, WaitReason
 from service.receipts.maker import ReceiptField
 from service.schema.fields import ModelBody
-from service.schema.generation import GenerationBody, StreamBody
+from service.schema.generation import GenerationBody, ResumeBody, StreamBody
 
 T = TypeVar("T")
 Late = tuple[float | None, int, int]
@@ -32,6 +35,10 @@ LARGE_ANSWER = 2**20
 
 class Begun(Framing, Protocol):
     """The format of an answer, which learns of the model once it is loaded. Requests call the model by `name`."""
+
+    def identify(self, unique: str, created: int) -> None:
+        """Take the name and the time of an answer that may have begun elsewhere: all ids follow from the name."""
+        ...
 
     def begin(self, served: ServedModel, name: str) -> None: ...
 
@@ -47,9 +54,9 @@ class Call(LiveRequest):
 
     `name` is that of its model; None: the first one that its key may use. `served` is how that serves the request, once
     it is admitted.
-    `sink` takes the frames of a stream: a writer to the client, or the run that computes the answer. `receipt` is the
-    body's field. `late` is for an answer whose time ends before it is submitted: its time limit, its number of prompts
-    and that of choices for each.
+    `sink` takes the frames of a stream: a writer to the client, or the run that computes the answer. `places` gives ids
+    to the events of a stream that resumes. `receipt` and `resume` are the body's fields. `late` is for an answer whose
+    time ends before it is submitted: its time limit, its number of prompts and that of choices for each.
     """
 
     served: ServedModel
@@ -64,6 +71,8 @@ class Call(LiveRequest):
         self.watch = Watch()
         self.late: Late = (None, 1, 1)
         self.receipt: ReceiptField = False
+        self.resume: ResumeBody | None = None
+        self.places: Places | None = None
         self._model: HostedModel | None = None
         self._receive = receive
         self._send = send
@@ -113,8 +122,8 @@ class Call(LiveRequest):
         if self.writer is not None:
             await self.writer.end()
 
-    def open(self, framing: Framing) -> None:
-        """Let the answer be a stream: from now on the client gets signs of life."""
+    def open(self, framing: Framing, silence: float | None = None) -> None:
+        """Let the answer be a stream: from now on the client gets signs of life, after `silence` seconds of it."""
         self.watch.allow()
         self.record.streams = True
         if self._run is not None:
@@ -122,7 +131,7 @@ class Call(LiveRequest):
             self.sink = self._run
         else:
             directly, media_type = self.request.scope["noria.send"], self.record.policy.dialect.stream
-            self.sink = self.writer = EventWriter(self._send, directly, framing, media_type)
+            self.sink = self.writer = EventWriter(self._send, directly, framing, media_type, silence)
 
     async def fail(self, failure: ApiError) -> None:
         """End a stream that has begun with an error."""
@@ -222,13 +231,20 @@ class Call(LiveRequest):
             _check_priority(body.priority or 0, self.record)
             self.late = (body.timeout, body.n_prompts, body.n_choices)
         if isinstance(body, StreamBody):
-            self.receipt = body.receipt
+            self.receipt, self.resume = body.receipt, body.resume
             model.receipts.check(body.receipt)
+            if body.resume is not None:
+                self.receipt = _no_receipt(body.receipt)
             if body.stream and shape is not None:
                 self.open(shape)
         self._guards.enter_context(self.state.requests.serving(self))
         served = await self.loaded()
+        targets = served.info.target_first_token, served.info.target_inter_token
+        known = self.state.settings.objective_priorities
+        self.record.objective = Objective.of(self.request.headers, known, self.record.least_priority, targets)
         if shape is not None:
+            if self.places is not None:
+                shape.identify(self.places.origin.unique, self.places.origin.created)
             shape.begin(served, self.name or served.names[0])
         return served
 
@@ -247,11 +263,18 @@ async def never() -> Any:
 
 def _check_priority(priority: int, record: RequestRecord) -> None:
     """Raise InvalidRequest for a priority that the request's key, or a request without one, may not send."""
-    least = 0 if record.key is None else record.key.entry.priority
-    if priority < least:
+    if priority < (least := record.least_priority):
         whose = "without a key" if record.key is None else f"for the key {record.tenant}"
         how = "the server's --api-key-file can allow lower values to a key"
         raise InvalidRequest(f"priority must be at least {least} {whose}, got {priority}: {how}", param="priority")
+
+
+def _no_receipt(receipt: ReceiptField) -> ReceiptField:
+    """Return that an answer which goes on after a client's tokens gets no receipt. Raises InvalidRequest if it must."""
+    if receipt:
+        message = f"receipt must be false with resume, got {quoted(receipt)}: the server did not compute those tokens"
+        raise InvalidRequest(message, param="receipt")
+    return False
 
 
 def _note_outcome(record: RequestRecord, failure: BaseException | None) -> None:

@@ -124,7 +124,11 @@ def _errors(route: Route, schemas: Mapping[Any, Json]) -> Json:
         str(status): {
             "description": found.cause,
             "content": content,
-            "headers": _headers("any", "final" if status in FINAL else "retriable" if status in RETRIABLE else ""),
+            "headers": _headers(
+                "any",
+                "final" if status in FINAL else "retriable" if status in RETRIABLE else "",
+                "full" * (status == 429),
+            ),
         }
         for status, found in STATUSES.items()
         if _may_give(route, status)

@@ -1,20 +1,19 @@
-"""Streams that go on without their clients for a while, who resume them after the events that they have."""
+"""Streams that go on without their clients for a while, and that any replica goes on with after the events sent."""
 
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from model.errors import quoted
-from service.access.record import LAST, RequestRecord
+from service.access.record import LAST, RESUME, RequestRecord
 from service.api.call import Answer, Call
-from service.api.run import Key, Reader, Run
+from service.api.places import Place, Places, Sealer
+from service.api.run import SIGN_SECONDS, Key, Reader, Run
 from service.errors.errors import ApiError, InvalidRequest, NotStored
 from service.schema.fields import Body
 from service.schema.generation import StreamBody
 
 B = TypeVar("B", bound=Body)
 Handler = Callable[[Call, B], Awaitable[Answer]]
-RESUME = "x-noria-resume"
-MAX_DIGITS = 9
 
 
 def resumable(handler: Handler[B]) -> Handler[B]:
@@ -26,28 +25,24 @@ def resumable(handler: Handler[B]) -> Handler[B]:
             raise InvalidRequest(f"the header {RESUME} must be 0 or 1, got {quoted(value)}", param=RESUME)
         if last is None and value != "1":
             return await handler(call, body)
-        if not (isinstance(body, StreamBody) and body.stream):
+        if isinstance(body, StreamBody) and (missing := body.missing_to_resume):
             name = RESUME if last is None else LAST
-            raise InvalidRequest(f"the header {name} needs stream true", param=name)
+            raise InvalidRequest(f"the header {name} needs {missing}", param=name)
         if last is None:
-            return reading(call, _begun(call, handler, body), -1, numbered=True)
-        return reading(call, *_found(call, last), numbered=True)
+            return reading(call, _begun(call, handler, body, call.record.id), -1, numbered=True)
+        if (found := _found(call, last)) is not None:
+            call.generates_nothing()
+            return reading(call, *found, numbered=True)
+        return reading(call, _continued(call, handler, body, last), -1, numbered=True)
 
     return resume_or_handle
-
-
-def refuse_resume(call: Call) -> None:
-    """Raise InvalidRequest for a response of the Responses API that wants the events of a chat."""
-    if (value := call.request.headers.get(RESUME, "0")) != "0":
-        how = "with background true, GET /v1/responses/ID?stream=true&starting_after=NUMBER goes on with a stream"
-        raise InvalidRequest(f"the header {RESUME} must be 0 here, got {quoted(value)}: {how}", param=RESUME)
 
 
 def reading(call: Call, run: Run, after: int, *, numbered: bool = False) -> Answer:
     """Return the events of a run after number `after`, to its end. A `numbered` run has events with ids."""
 
     async def read() -> None:
-        call.open(Reader(run, numbered=numbered))
+        call.open(Reader(run, numbered=numbered), SIGN_SECONDS if numbered else None)
         with run.reading() as recording:
             async for frames in recording.read(after):
                 await call.sink.write(frames)
@@ -55,10 +50,11 @@ def reading(call: Call, run: Run, after: int, *, numbered: bool = False) -> Answ
     return read
 
 
-def _begun(call: Call, handler: Handler[B], body: B) -> Run:
-    """Return a run of the handler, which waits for readers as long as the server says."""
-    run = Run(call.state.runs, _key(call.record, call.record.id), call.state.settings.resume_seconds, call.record.id)
+def _begun(call: Call, handler: Handler[B], body: B, stream: str, place: Place | None = None) -> Run:
+    """Return a run of the handler, which waits for readers as long as the server says. It goes on from a `place`."""
+    run = Run(call.state.runs, _key(call.record, stream), call.state.settings.resume_seconds)
     work = call.detached(run)
+    work.places = Places(_sealer(call), stream, place)
 
     async def failed(error: ApiError) -> Exception:
         return error
@@ -67,20 +63,29 @@ def _begun(call: Call, handler: Handler[B], body: B) -> Run:
     return run
 
 
-def _found(call: Call, last: str) -> tuple[Run, int]:
-    """Return the run of an event's id, and the event's number. Raises NotStored for what is gone, or another key's."""
-    id, colon, number = last.partition(":")
-    if not colon or (number and not (number.isascii() and number.isdigit() and len(number) <= MAX_DIGITS)):
-        message = f"the header {LAST} must be an event's id, REQUEST:NUMBER, got {quoted(last)}"
+def _found(call: Call, last: str) -> tuple[Run, int] | None:
+    """Return the run of an event that is recorded here, and the event's number; None if no run here has it."""
+    stream, colon, place = last.partition(":")
+    if not colon:
+        message = f"the header {LAST} must be an event's id, REQUEST:PLACE, got {quoted(last)}"
         raise InvalidRequest(message, param=LAST)
-    if (run := call.state.runs.found.get(_key(call.record, id))) is None:
-        raise NotStored("stream", id)
-    after, n_events = int(number or -1), run.recording.n_events
-    if after >= n_events:
-        message = f"the header {LAST} must name an event of the stream, which has {n_events}, got {quoted(last)}"
-        raise InvalidRequest(message, param=LAST)
-    call.generates_nothing()
-    return run, after
+    if (run := call.state.runs.found.get(_key(call.record, stream))) is None:
+        return None
+    number = run.recording.find(run.framing.identified(b"", last.encode())) if place else -1
+    return None if number is None else (run, number)
+
+
+def _continued(call: Call, handler: Handler[B], body: B, last: str) -> Run:
+    """Return a run that computes an answer again, from the place of an event on. Raises NotStored for another seal."""
+    if (place := _sealer(call).read(last)) is None:
+        raise NotStored("stream", last.partition(":")[0])
+    if call.record.key is not None:
+        call.record.place.enter_context(call.record.key.computes())
+    return _begun(call, handler, body, place.stream, place)
+
+
+def _sealer(call: Call) -> Sealer:
+    return Sealer(call.state.resume_key, call.record)
 
 
 def _key(record: RequestRecord, id: str) -> Key:

@@ -5,10 +5,12 @@ The server, the metrics and the OpenAPI document read the declarations.
 
 import codecs
 import inspect
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin
 
 import orjson
 from pydantic import ValidationError
@@ -21,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from typing_extensions import is_typeddict
 
 from model.errors import quoted
-from service.access.record import Policy
+from service.access.record import LAST, RESUME, Policy
 from service.api.call import Answer, Call
 from service.api.lanes import SMALL_BYTES
 from service.api.resuming import resumable
@@ -78,8 +80,9 @@ class Route:
     queries: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.answer is not str and not is_typeddict(self.answer):
-            raise TypeError(f"{self.path}: the answer must be a TypedDict or str, got {self.answer}")
+        item = get_args(self.answer)[0] if get_origin(self.answer) is list else self.answer
+        if item is not str and not is_typeddict(item):
+            raise TypeError(f"{self.path}: the answer must be a TypedDict or str, or a list of one, got {self.answer}")
 
     @property
     def media_type(self) -> str:
@@ -90,7 +93,7 @@ class Route:
     @property
     def streams(self) -> bool:
         """Return whether a request may ask for a stream."""
-        return self.body is not None and "stream" in self.body.model_fields
+        return self.policy.generates and self.body is not None and "stream" in self.body.model_fields
 
 
 def get(
@@ -207,6 +210,8 @@ async def _parsed_body(call: Call, content: bytes, parse: Parse) -> Body:
     def checked() -> tuple[Body, tuple[str, ...]]:
         body = parse(content, reading)
         body.check()
+        if any(header in call.request.headers for header in (RESUME, LAST)):
+            record.body_digest = sha256(json.dumps(_parsed(content), sort_keys=True).encode()).hexdigest()
         return body, ignored_fields(body) if reading.ignores else ()
 
     small = len(content) <= SMALL_BYTES and sum(map(content.count, b'[{"')) <= SMALL_MARKS

@@ -8,10 +8,12 @@ from starlette.types import Scope
 
 from service.access.record import RequestRecord
 from service.errors.errors import ApiError, Unavailable, as_api_error
-from service.http.sse import KEEP_ALIVE, Framing, Json, PlainEvents
+from service.http.sse import Framing, Json, PlainEvents
 from service.observe.view.live import LiveRequest
 from service.state.recording import Recording, Recordings
 
+SIGN_SECONDS = 1.0
+"""Seconds between signs of life to a client that resumes: after three without one it goes on at another replica."""
 Key = tuple[str, str]
 """The owner of a run and its name, by which clients come back to it."""
 Failed = Callable[[ApiError], Awaitable[Exception | None]]
@@ -21,11 +23,11 @@ Failed = Callable[[ApiError], Awaitable[Exception | None]]
 class Run:
     """An answer that a task computes. Its frames go into a recording, whose readers come and go.
 
-    `patience` is the number of seconds that it lives without a reader; None: until it is complete. `event_id` begins
-    the ids of its events; without it they have none. `framing` is that of its frames once the answer has begun.
+    `patience` is the number of seconds that it lives without a reader; None: until it is complete. `framing` is that of
+    its frames once the answer has begun.
     """
 
-    def __init__(self, runs: "Runs", key: Key, patience: float | None, event_id: str | None = None) -> None:
+    def __init__(self, runs: "Runs", key: Key, patience: float | None) -> None:
         self.framing: Framing = PlainEvents()
         self.recording: Recording
         self.work: LiveRequest
@@ -33,7 +35,6 @@ class Run:
         self._runs = runs
         self._key = key
         self._patience = patience
-        self._prefix = None if event_id is None else event_id.encode()
         self._scope: Scope
         self._begun: Callable[[], None]
         self._observed = ExitStack()
@@ -69,8 +70,7 @@ class Run:
             self._observed.enter_context(self._runs.observing(self.work.record, self._scope))
             self._begun()
         for frame in frames:
-            number = self.recording.n_events
-            self.recording.add(frame if self._prefix is None else b"id: %b:%d\n%b" % (self._prefix, number, frame))
+            self.recording.add(frame)
 
     def cancel(self) -> None:
         """Cancel the answer for a client of its owner."""
@@ -169,10 +169,18 @@ class Reader:
     def failure(self, error: ApiError) -> Json:
         return self._run.framing.failure(error)
 
+    def identified(self, frame: bytes, id: bytes) -> bytes:
+        return self._run.framing.identified(frame, id)
+
     def keep_alive(self) -> tuple[bytes, float]:
-        """Return the run's sign of life; after ids a comment without the empty line that OpenAI's packages count."""
-        sign, seconds = self._run.framing.keep_alive()
-        return sign.rstrip(b"\n") + b"\n" if sign == KEEP_ALIVE and self._numbered else sign, seconds
+        """Return the run's sign of life; after ids one that is no event: only the run makes events."""
+        if self._numbered:
+            return self._run.framing.sign, SIGN_SECONDS
+        return self._run.framing.keep_alive()
+
+    @property
+    def sign(self) -> bytes:
+        return self._run.framing.sign
 
 
 class Runs:

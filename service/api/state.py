@@ -45,7 +45,7 @@ class Bodies:
 class State:
     """The state that every endpoint can use, as `app.state.noria`.
 
-    `work` has the threads that parse and tokenize requests.
+    `work` has the threads that parse and tokenize requests. `resume_key` seals the ids of events.
     """
 
     settings: Settings
@@ -61,3 +61,4 @@ class State:
     store: Store
     runs: Runs
     recorder: Recorder
+    resume_key: bytes

@@ -20,10 +20,12 @@ from service.engine.mailbox import EngineDied, EngineUnavailable, Mailbox, Resto
 from service.engine.messages import (
     AdapterLoaded,
     Beat,
+    Follow,
     FromEngine,
     LoadAdapter,
     Loading,
     Look,
+    PageChange,
     Ready,
     Report,
     Stats,
@@ -51,7 +53,8 @@ class EngineClient:
 
     `stage` and `progress` (0..1) describe loading, for which the log has the model's `name`. `info` is set once the
     engine is ready. `adapters` returns the numbers and paths of the LoRA adapters that the next engine reads. `steps`
-    returns the latest steps of the engines (`tape.py`).
+    returns the latest steps of the engines (`tape.py`). `on_pages` gets the changes of pages, and None when an engine
+    begins, with none.
 
     An engine is replaced if it dies, if a signal stops it, if it sends nothing for `stall_timeout` seconds, or if a
     sequence in it makes no progress for `step_timeout` seconds. Sequences go on with the next engine. Without
@@ -81,6 +84,7 @@ class EngineClient:
         self.n_lost = 0  # engines that have ended
         self.adapters: Callable[[], Sequence[tuple[int, str]]] = tuple
         self.steps = steps
+        self.on_pages: Callable[[Sequence[PageChange] | None, RunnerInfo], None] | None = None
         self._on_report = on_report
         self._on_beat = on_beat
         self._on_restart = on_restart
@@ -236,6 +240,8 @@ class EngineClient:
             self.stats = message.stats
             self._on_report(message)
             self._submitted.deliver(message.updates)
+            if message.pages and self.on_pages is not None and self.info is not None:
+                self.on_pages(message.pages, self.info)
         elif isinstance(message, Beat):
             self._on_beat(message)
         elif isinstance(message, Picture):
@@ -255,6 +261,9 @@ class EngineClient:
         self.info, self.state = info, "ready"
         self._load_seconds = time.monotonic() - self.load_began
         self._forget_adapters()
+        if self.on_pages is not None:
+            self.on_pages(None, info)
+            self._send(Follow())
         self.note("ready", 1.0)
         self._decided.set()
         self._submitted.go_on(self._given)

@@ -10,7 +10,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from model.batch import BROKEN_NUMBERS, DeviceLost, Runner, StepBatch, StepOutput, StepTooLarge
-from service.engine.messages import Abort, FromEngine, Look, Report, Stop, Submit, ToEngine, UnloadAdapter, Update
+from service.engine.messages import (
+    Abort,
+    Follow,
+    FromEngine,
+    Look,
+    Report,
+    Stop,
+    Submit,
+    ToEngine,
+    UnloadAdapter,
+    Update,
+)
 from service.engine.progress import StallClock, StepRecorder
 from service.engine.scheduling.scheduler import Scheduler
 from service.engine.tape import Tape
@@ -106,6 +117,8 @@ class EngineLoop:
                 self._scheduler.abort(message.id)
             elif isinstance(message, Look):
                 self._looks.append(message)
+            elif isinstance(message, Follow):
+                self._scheduler.changes.follow()
             elif isinstance(message, UnloadAdapter):
                 self._runner.adapters.unload(message.adapter)
             elif isinstance(message, Submit):
@@ -229,7 +242,7 @@ class EngineLoop:
     def _report(self, updates: list[Update]) -> None:
         updates += self._scheduler.take_returned()
         stats = self._scheduler.stats(self._landed)._replace(grammar_restarts=self._runner.grammar_restarts)
-        self._send(Report(tuple(updates), stats))
+        self._send(Report(tuple(updates), stats, self._scheduler.changes.take()))
         self._landed = 0
         looks, self._looks = self._looks, []
         for look in looks:

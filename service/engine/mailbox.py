@@ -47,7 +47,7 @@ class Mailbox:
         self.id = request.id
         self.request = request if restore is None else replace(request, inputs=b"")
         self.restore = restore
-        self.output: list[int] = []  # all tokens so far
+        self.output = [*request.output]  # all tokens so far
         self.sent = False  # whether the client has a part of the answer
         self.waits = False  # whether it waits for another engine
         self.n_lost = 0  # engines that ended before the sequence

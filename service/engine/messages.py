@@ -1,6 +1,6 @@
 """The messages between service and engine, and their frames on the wire: plain data as JSON, never pickles.
 
-To the engine:    LoadModel, Submit, Abort, Look, LoadAdapter, UnloadAdapter, Stop
+To the engine:    LoadModel, Submit, Abort, Look, Follow, LoadAdapter, UnloadAdapter, Stop
 From the engine:  Loading (stage, progress), Ready (RunnerInfo), Failed (start-up error), Report (one a step), Beat,
                   Picture (one a Look), AdapterLoaded (one a LoadAdapter)
 """
@@ -46,7 +46,8 @@ class Submit:
     the chunks of audio of the prompt in the order of their places, and `inputs` the bytes of all of them, one after
     another (`MediaWork.inputs`); on the wire these follow the JSON. `adapter` is the number of a loaded LoRA adapter,
     0 for none. With `n` 1 the sequence may go on after the `output` that another engine has computed; of its prompt,
-    `n_scored` log probabilities are known.
+    `n_scored` log probabilities are known. `first` and `between` are its own targets in seconds for the first token and
+    between two; 0: the server's.
     """
 
     id: int
@@ -62,6 +63,8 @@ class Submit:
     cache_owner: str = ""
     output: list[int] = field(default_factory=list)
     n_scored: int = 0
+    first: float = 0.0
+    between: float = 0.0
     inputs: bytes = field(default=b"", repr=False)
 
     @property
@@ -84,6 +87,11 @@ class Look:
     """
 
     ids: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """The order to report each page that gets or loses its name from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +215,21 @@ class Update(NamedTuple):
     draft: DraftCount | None = None
 
 
+class PageChange(NamedTuple):
+    """A page of the pool with this index that has got its name, or has lost it: then it has no tokens.
+
+    Names are hexadecimal. The first page of a prompt has no `parent`. `media` are the digests of what starts in it.
+    """
+
+    pool: int
+    name: str
+    parent: str = ""
+    tokens: tuple[int, ...] = ()
+    adapter: int = 0
+    salt: str = ""
+    media: tuple[str, ...] = ()
+
+
 class AdapterStats(NamedTuple):
     """Number of sequences that use one LoRA adapter, by its number."""
 
@@ -271,13 +294,14 @@ class Stats(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All updates of a step, and the state of the engine."""
+    """All updates of a step, the state of the engine, and the changes of pages if somebody follows them."""
 
     updates: tuple[Update, ...]
     stats: Stats = field(default_factory=Stats)
+    pages: tuple[PageChange, ...] = ()
 
 
-ToEngine = LoadModel | Submit | Abort | Look | LoadAdapter | UnloadAdapter | Stop
+ToEngine = LoadModel | Submit | Abort | Look | Follow | LoadAdapter | UnloadAdapter | Stop
 FromEngine = Loading | Ready | Failed | Beat | Report | Picture | AdapterLoaded
 
 
@@ -291,6 +315,7 @@ def to_json(message: ToEngine | FromEngine) -> str:
     body: Any = message
     if isinstance(message, Report):  # a plain token, the most frequent update, should cost little
         body = [[item[:2] if item[2:] == PLAIN else item for item in message.updates], message.stats]
+        body += [message.pages] * bool(message.pages)
     elif isinstance(message, Submit):
         body = records.row(message)[:-1]
     return records.to_json([type(message).__name__, body])

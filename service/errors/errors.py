@@ -175,12 +175,16 @@ class HistoryTooLarge(ApiError):
         super().__init__(f"{message}: compact it before it is so long", code="history_too_large")
 
 
+DROPPED = {"x-llm-d-request-dropped-reason": "rejected-saturated"}
+"""The header by which llm-d's router learns why a server refused."""
+
+
 class Overloaded(ApiError):
     status = 429
 
     def __init__(self, what: str, value: int, limit: int, retry_after: int, limit_name: str | None = None) -> None:
         message = f"the server is full: {value} {what}, the limit is {limit}; try again in {retry_after} s"
-        super().__init__(message, code="queue_full", headers={"retry-after": str(retry_after)})
+        super().__init__(message, code="queue_full", headers={"retry-after": str(retry_after), **DROPPED})
         self.limit_name = limit_name
 
 

@@ -35,7 +35,8 @@ class Delta(NamedTuple):
     The first delta has `prompt_tokens` and `prompt_logprobs` (of all tokens but the first), if they are requested. The
     last has `finish` ("stop", "length", "repetition", "timeout" or "abort"), the stop string or the request's own stop
     token that ended the text, and the `embedding`. `thought` is text of the reasoning before the answer. `tokens` are
-    generated ids, if they are requested. `progress` comes during prefill, before the first token.
+    generated ids, if they are requested. `progress` comes during prefill, before the first token. `known`:
+    the client has it.
     """
 
     text: str = ""
@@ -49,6 +50,7 @@ class Delta(NamedTuple):
     progress: dict[str, int] | None = None
     thought: str = ""
     stop_token: int | None = None
+    known: bool = False
 
     @property
     def stop_reason(self) -> str | int | None:
@@ -113,6 +115,7 @@ class Choice:
         self.sampled: list[int] = []  # every generated token, stop tokens too
         self.admitted: Admitted | None = None  # once the engine has begun with it
         self.finish: str | None = None
+        self._known = request.known[index] if request.known else ()
         self._echo = echo
         self._request = request
         self._meter = meter
@@ -140,6 +143,15 @@ class Choice:
 
     async def deltas(self) -> AsyncIterator["Event"]:
         """Yield its deltas as they arrive. Raises what the engine raises, and an error that ends it."""
+        for token in self._known:
+            n_thought = self._text.n_thought
+            delta = self._absorb(Update(self.mailbox.id, (token,)))._replace(known=True)
+            self._meter.know(self._text.n_thought - n_thought)
+            if delta:
+                yield self, delta
+            if delta.finish is not None:
+                self.finish = delta.finish
+                return
         async for update in self.mailbox:
             for part in split(update) if self._request.by_token else (update,):
                 n_tokens, n_thought = len(self.sampled), self._text.n_thought

@@ -59,8 +59,15 @@ class Generation:
             raise self._refusal
         if self._cancelled or not submit.prompt:
             return [Mailbox.late("abort" if self._cancelled else "timeout") for _ in range(submit.n)]
-        sent = replace(submit, tenant=self._record.tenant, cache_owner=self._record.cache_owner)
-        return self.client.submit_choices(sent, self.request.restore)
+        record = self._record
+        sent = replace(submit, tenant=record.tenant, cache_owner=record.cache_owner)
+        sent = record.objective.applied(sent)
+        if not self.request.known:
+            return self.client.submit_choices(sent, self.request.restore)
+        first = len(self.choices)
+        known = self.request.known[first : first + submit.n]
+        alone = (replace(sent, n=1, choice=index, output=[*tokens]) for index, tokens in enumerate(known))
+        return [mailbox for one in alone for mailbox in self.client.submit_choices(one, self.request.restore)]
 
     def _expire(self) -> None:
         for choice in self.choices:

@@ -2,17 +2,20 @@
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from model.errors import quoted
 from model.media import MediaSpan
-from model.sampling_params import SamplingParams
+from model.sampling_params import SamplingParams, check_ids
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.pieces import encode_inner
 from service.engine.mailbox import Restore
 from service.engine.messages import Submit
+from service.errors.errors import InvalidRequest
 from service.generation.served import ServedModel
 from service.generation.thinking import Reasoning
+from service.schema.generation import ResumeBody
 from service.schema.options import Options
 
 
@@ -39,7 +42,8 @@ class ModelRequest:
     names of the fields that made the grammar. `visible_control` are the names of control tokens that are part of the
     text, as they mark calls. `reasoning` is None for an answer without a thought. `ignored` are the client's names of
     fields that have no effect with this model, for the header `x-noria-ignored`. `by_token`: each token has a delta of
-    its own, so that the deltas depend on the tokens alone.
+    its own, so that the deltas depend on the tokens alone. `known` are the tokens of each
+    choice that the client has; empty: none.
     """
 
     submits: tuple[Submit, ...]
@@ -57,6 +61,7 @@ class ModelRequest:
     reasoning: Reasoning | None = None
     ignored: tuple[str, ...] = ()
     by_token: bool = False
+    known: tuple[tuple[int, ...], ...] = ()
 
     @property
     def params(self) -> SamplingParams:
@@ -124,6 +129,30 @@ def submit_of(
         adapter=served.adapter_number,
         inputs=inputs,
     )
+
+
+def seeded(made: ModelRequest, seed: int) -> ModelRequest:
+    """Return the request with another seed."""
+    return replace(made, submits=tuple(replace(item, params=replace(item.params, seed=seed)) for item in made.submits))
+
+
+def continued(made: ModelRequest, resume: ResumeBody, served: ServedModel) -> ModelRequest:
+    """Return the request for the rest of an answer. Raises InvalidRequest for an answer that cannot go on here."""
+    params, known = made.params, resume.known
+    if resume.fingerprint != served.fingerprint:
+        message = f"resume.fingerprint is {quoted(resume.fingerprint)}, and the model here is {served.fingerprint}"
+        raise InvalidRequest(message, param="resume.fingerprint", code="other_fingerprint")
+    if params.logprobs is not None or made.prompt_logprobs is not None:
+        raise InvalidRequest("resume cannot be used with log probabilities: it has none of its tokens", param="resume")
+    if len(known) != made.n_choices:
+        message = f"resume.tokens must have a list for each of {made.n_choices} choices, got {len(known)}"
+        raise InvalidRequest(message, param="resume.tokens")
+    for tokens in known:
+        check_ids("resume.tokens", tokens, served.info.vocab_size)
+        if len(tokens) >= params.max_tokens or not params.stop_tokens.isdisjoint(tokens):
+            message = f"resume.tokens has a complete answer: it must have fewer than {params.max_tokens} tokens"
+            raise InvalidRequest(f"{message}, none of which ends it", param="resume.tokens")
+    return replace(seeded(made, resume.seed), known=tuple(map(tuple, known)), by_token=True)
 
 
 def late_request(n_prompts: int, n: int) -> ModelRequest:

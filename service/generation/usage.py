@@ -167,6 +167,11 @@ class Meter:
         self.usage.drafted[draft.drafter] += draft.drafted
         self.usage.accepted[draft.drafter] += draft.accepted
 
+    def know(self, n_thought: int) -> None:
+        """Count a token that the client has, `n_thought` of it thought: nobody computes it here."""
+        self.usage.completion += 1
+        self.usage.reasoning += n_thought
+
     def close(self, finishes: Sequence[str]) -> None:
         """Let nothing of it wait, and complete the facts with the finish reasons of its choices."""
         self._wait(*(-part for part in self._waiting))

@@ -33,6 +33,13 @@ class Framing(Protocol):
 
     def frame(self, data: Json) -> bytes: ...
 
+    def identified(self, frame: bytes, id: bytes) -> bytes:
+        """Return a frame with an id; of an empty frame only how that begins."""
+
+    @property
+    def sign(self) -> bytes:
+        """Return a sign of life between frames with ids: no event, and no end of one for any client library."""
+
     def failure(self, error: ApiError) -> Json:
         """Return the event that ends a stream after an error."""
 
@@ -41,9 +48,13 @@ class Framing(Protocol):
 
 
 class Comments:
-    """Signs of life as comments, which no client library hands on."""
+    """Signs of life as comments. OpenAI's packages take an empty line after one for an event once there was an id."""
 
     __slots__ = ()
+    sign = b": keep-alive\n"
+
+    def identified(self, frame: bytes, id: bytes) -> bytes:
+        return b"id: %b\n%b" % (id, frame)
 
     def keep_alive(self) -> tuple[bytes, float]:
         return KEEP_ALIVE, KEEP_ALIVE_SECONDS
@@ -77,15 +88,19 @@ class JsonLines:
 
     __slots__ = ()
     done = b""
+    sign = b" "
 
     def frame(self, data: Json) -> bytes:
         return orjson.dumps(data) + b"\n"
+
+    def identified(self, frame: bytes, id: bytes) -> bytes:
+        return b'{"event_id":"%b",%b' % (id, frame[1:])
 
     def failure(self, error: ApiError) -> Json:
         return OLLAMA.write(error)
 
     def keep_alive(self) -> tuple[bytes, float]:
-        return b" ", KEEP_ALIVE_SECONDS
+        return self.sign, KEEP_ALIVE_SECONDS
 
 
 class Watch:
@@ -153,18 +168,22 @@ class EventWriter:
     """Writes the frames of a stream to its client, and signs of life in a silence.
 
     The status is sent with the first frame or sign of life (`started`): a request that fails before that gets a plain
-    error. `send` passes every middleware, `send_directly` none of them: no middleware reads frames.
+    error. `send` passes every middleware, `send_directly` none of them: no middleware reads frames. `silence` is the
+    longest one in seconds (None: that of proxies).
     """
 
-    def __init__(self, send: Send, send_directly: Send, framing: Framing, media_type: str) -> None:
+    def __init__(
+        self, send: Send, send_directly: Send, framing: Framing, media_type: str, silence: float | None = None
+    ) -> None:
         self.started = False
         self._send = send
         self._send_directly = send_directly
         self._framing = framing
         self._media_type = media_type
         self._sign: asyncio.Task[None] | None = None
+        self._seconds = KEEP_ALIVE_SECONDS if silence is None else silence
         self._silence = Deadline(self._keep_alive)
-        self._silence.set(KEEP_ALIVE_SECONDS)
+        self._silence.set(self._seconds)
 
     async def write(self, frames: Sequence[bytes]) -> None:
         """Send several frames at once, as soon as the client has read what was sent before."""
@@ -172,7 +191,7 @@ class EventWriter:
         if self._sign is not None:
             await self._sign
         await self._put(b"".join(frames))
-        self._silence.set(KEEP_ALIVE_SECONDS)
+        self._silence.set(self._seconds)
 
     async def end(self) -> None:
         """Send the end of a complete stream."""
@@ -191,7 +210,7 @@ class EventWriter:
             self._sign.cancel()
 
     def _keep_alive(self) -> None:
-        seconds = KEEP_ALIVE_SECONDS
+        seconds = self._seconds
         if self._sign is None or self._sign.done():
             body, seconds = self._framing.keep_alive()
             self._sign = asyncio.create_task(self._put(body))

@@ -63,7 +63,7 @@ class Metrics:
         self.read_system = system.read
         self._vllm = CollectorRegistry()
         models = self._models.models
-        self._vllm.register(VllmNames(registry, lambda: {m.name: m.info for m in models.values() if m.info}))
+        self._vllm.register(VllmNames(registry, lambda: {m.name for m in models.values() if m.info}))
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         latency = partial(Histogram, registry=registry, buckets=LATENCY_BUCKETS)
         about = "Requests by method, route and status; 499: the client disconnected."

@@ -220,6 +220,13 @@ class ModelMetrics:
         pools = self.stats().pools
         return max((pool.held / max(1, pool.held + pool.cached + pool.free) for pool in pools), default=0.0)
 
+    def cache(self) -> dict[str, str] | None:
+        """Tell the size of the largest pool of pages, in vLLM's words; None before the model is loaded."""
+        if (info := self.info) is None:
+            return None
+        n_pages = max(pool.n_pages for pool in info.pools)
+        return {"block_size": str(info.page_size), "num_gpu_blocks": str(n_pages)}
+
     def facts(self) -> dict[str, str] | None:
         """Tell how the model runs; None before it is loaded."""
         if (info := self.info) is None:
@@ -258,6 +265,8 @@ class ModelsCollector(Collector):
         for name, (verb, text) in DRAFTS.items():
             yield counter(name, f"{text}, by who drafts.", methodcaller("drafts", verb), "drafter")
         yield _family(InfoMetricFamily, served, "model", "The served models and how they run.", ModelMetrics.facts)
+        about = "The KV cache: tokens of a page, and pages of the largest pool."
+        yield _family(InfoMetricFamily, served, "cache_config", about, ModelMetrics.cache)
         yield gauge("lora_loaded", "LoRA adapters that requests may name.", lambda m: len(m.adapters.names()))
         about = "Requests by LoRA adapter and outcome."
         yield total("lora_requests", about, lambda m: m.adapters.requests(), "adapter", "outcome")

@@ -1,18 +1,16 @@
 """The metrics under vLLM's names, for dashboards and autoscalers that know these."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Metric
-from prometheus_client.core import InfoMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
-
-from model.batch import RunnerInfo
 
 NAMES: Mapping[str, tuple[str, ...]] = {
     "noria_requests_running": ("num_requests_running",),
     "noria_requests_waiting": ("num_requests_waiting",),
     "noria_kv_usage_ratio": ("kv_cache_usage_perc", "gpu_cache_usage_perc"),
+    "noria_cache_config": ("cache_config",),
     "noria_lora_requests_info": ("lora_requests_info",),
     "noria_requests": ("request_success",),
     "noria_prefix_cache_queried_tokens": ("prefix_cache_queries", "gpu_prefix_cache_queries"),
@@ -32,41 +30,25 @@ LABELS = {"outcome": "finished_reason", "model": "model_name"}
 
 
 class VllmNames(Collector):
-    """The metrics of `registry` that vLLM has too, and the cache's size.
+    """The metrics of `registry` that vLLM has too, of the models that `loaded` names."""
 
-    `infos` gives how the models run that were loaded, by name. Of others there are no metrics.
-    """
-
-    def __init__(self, registry: CollectorRegistry, infos: Callable[[], Mapping[str, RunnerInfo]]) -> None:
+    def __init__(self, registry: CollectorRegistry, loaded: Callable[[], Collection[str]]) -> None:
         self._registry = registry
-        self._infos = infos
+        self._loaded = loaded
 
     def collect(self) -> Iterator[Metric]:
-        infos = self._infos()
-        if not infos:
+        if not (loaded := self._loaded()):
             return
-        cache = InfoMetricFamily(
-            "vllm:cache_config", "The KV cache: the largest pool of pages.", labels=["model_name", "engine"]
-        )
-        for model, info in infos.items():
-            cache.add_metric([model, "0"], _cache(info))
-        yield cache
         for family in self._registry.collect():
             for name in NAMES.get(family.name, ()):
                 renamed = Metric(f"vllm:{name}", family.documentation, family.type)
                 samples = [
                     sample
                     for sample in family.samples
-                    if sample.labels["model"] in infos and sample.labels.get("outcome") != "refused"
+                    if sample.labels["model"] in loaded and sample.labels.get("outcome") != "refused"
                 ]
                 renamed.samples.extend(_renamed(sample, family.name, renamed.name) for sample in samples)
                 yield renamed
-
-
-def _cache(info: RunnerInfo) -> dict[str, str]:
-    """Return the labels of `vllm:cache_config_info` that autoscalers read."""
-    n_pages = max(pool.n_pages for pool in info.pools)
-    return {"block_size": str(info.page_size), "num_gpu_blocks": str(n_pages)}
 
 
 def _renamed(sample: Sample, before: str, after: str) -> Sample:

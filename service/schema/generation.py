@@ -30,6 +30,7 @@ from service.schema.fields import (
     TokenIds,
     expect,
     limits_of,
+    listed,
     only,
     optional,
     ranged,
@@ -176,6 +177,23 @@ CHAT_TOKENS = (
 ReceiptField = Annotated[bool | Literal["full"], expect('true, false or "full"')]
 
 
+class ResumeBody(Body):
+    """The part of an answer that a client has: the answer goes on after it, and a stream begins after it."""
+
+    tokens: Annotated[TokenIds | Items[TokenIds], expect("a list of token ids, or one for each choice")] = Field(
+        description="All token ids of the answer so far, as `return_token_ids` gives them: a list, or one a choice."
+    )
+    seed: Annotated[int, Field(**limits_of("seed"))] = Field(
+        description="The seed of the answer. It takes the place of the request's."
+    )
+    fingerprint: str = Field(description="The `system_fingerprint` of the answer.", max_length=MAX_SALT)
+
+    @property
+    def known(self) -> list[TokenIds]:
+        """Return the tokens of each choice."""
+        return listed(self.tokens) if self.tokens else [[]]  # type: ignore[return-value]
+
+
 class StreamBody(ModelBody):
     """A request whose answer may be streamed."""
 
@@ -184,6 +202,15 @@ class StreamBody(ModelBody):
         "true: add `receipts`, a signed receipt of each choice, to the answer or the last event of its stream. "
         '"full": with the body of the request, the tokens and the text in it. Default: `--receipts`.'
     )
+    resume: ResumeBody | None = optional(
+        "What the client has of the answer, to go on with it in any server of the same fingerprint (docs/state.md). "
+        "Not allowed with log probabilities, or with `receipt`: a receipt is for what the server has computed."
+    )
+
+    @property
+    def missing_to_resume(self) -> str:
+        """Return what the request must have so that its stream can resume; empty if it can."""
+        return "" if self.stream else "stream true"
 
 
 class PromptCacheOptions(Body):

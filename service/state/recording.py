@@ -56,6 +56,11 @@ class Recording:
             else:
                 return
 
+    def find(self, beginning: bytes) -> int | None:
+        """Return the number of the event that begins with these bytes; None if there is none, or it was dropped."""
+        found = (at for at, frame in enumerate(self.frames, self.first) if frame.startswith(beginning))
+        return next(found, None)
+
     def drop(self, n_bytes: int) -> None:
         """Drop the oldest events: at least so many bytes, or all."""
         before, n = self.n_bytes, 0

@@ -14,7 +14,7 @@ from model.errors import quoted
 from model.sampling_params import MAX_STOP_CHARS, MAX_STOPS, RANGES
 from service.access.record import Policy
 from service.api.answering import answered, computed_response
-from service.api.anthropic.answer_types import CountedTokens, MessageAnswer
+from service.api.anthropic.answer_types import AppliedEdit, CountedTokens, MessageAnswer
 from service.api.anthropic.context import ContextManagement, Draft, edited
 from service.api.anthropic.shape import MessageShape
 from service.api.anthropic.thinking import Adaptive, Effort, Enabled, ThinkingConfig, options_of
@@ -263,13 +263,21 @@ async def messages(call: Call, body: MessagesBody) -> Answer:
     """Answer a conversation, in Anthropic's Messages API"""
     shape = MessageShape(call.record, body.calls, body.shows_thoughts)
 
-    def edited_request(chat: Chat, served: ServedModel, media: Media) -> ModelRequest:
-        draft, edits = edited(body.context_management, Draft(chat, served, media))
-        shape.edits = edits if body.context_management else None
-        return chat_request(draft.chat, served, draft.media, draft.prompt if edits else None)
+    def request(chat: Chat, served: ServedModel, media: Media) -> ModelRequest:
+        made, shape.edits = edited_request(body.context_management, chat, served, media)
+        return made
 
     await call.admitted(body, shape)
-    return await answered(call, of_chat(call, body.chat, edited_request), shape)
+    return await answered(call, of_chat(call, body.chat, request), shape)
+
+
+def edited_request(
+    management: ContextManagement | None, chat: Chat, served: ServedModel, media: Media
+) -> tuple[ModelRequest, Sequence[AppliedEdit] | None]:
+    """Return the engine's request for an edited conversation, and the report of the edits, if it has any."""
+    draft, edits = edited(management, Draft(chat, served, media))
+    made = chat_request(draft.chat, served, draft.media, draft.prompt if edits else None)
+    return made, edits if management else None
 
 
 @post(

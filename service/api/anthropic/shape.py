@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from random import Random
 
 from service.access.record import RequestRecord
 from service.api.anthropic.answer_types import (
@@ -57,8 +58,11 @@ class MessageShape(TypedEvents):
     _begun: bool = False  # whether `message_start` was sent
     _content: list[Content] = field(default_factory=list)  # the complete blocks
 
+    def identify(self, unique: str, created: int) -> None:
+        self.id = f"msg_{unique}"
+
     def begin(self, served: ServedModel, name: str) -> None:
-        self.model, self.blocks = name, reader_of(served, self.calls)
+        self.model, self.blocks = name, reader_of(served, self.calls, Random(self.id))
 
     def keep_alive(self) -> tuple[bytes, float]:
         """Return `message_start`, whose usage counts the prompt only, then pings: the client must see events.

@@ -20,6 +20,8 @@ class TranscriptShape(TypedEvents):
     seconds: float = 0.0
     _texts: list[str] = field(default_factory=list)
 
+    def identify(self, unique: str, created: int) -> None: ...
+
     def begin(self, served: ServedModel, name: str) -> None: ...
 
     def failure(self, error: ApiError) -> Json:

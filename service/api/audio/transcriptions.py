@@ -51,6 +51,8 @@ class RecordingBody(StreamBody):
         super().check()
         if self.receipt:
             raise InvalidRequest("receipt is not supported here: transcripts have no receipts", param="receipt")
+        if self.resume is not None:
+            raise InvalidRequest("resume is not supported here: send the recording again", param="resume")
         if self.response_format in TIMED:
             why = "the model gives neither times nor speakers"
             raise self._refused(f"response_format {self.response_format} is not supported: {why}")

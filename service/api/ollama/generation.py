@@ -25,7 +25,7 @@ from service.schema.fields import MAX_ITEMS, Items, Json, only, optional
 from service.schema.options import Names
 from service.schema.tools import OfferBody
 
-CHAT, TEXT = Policy(OLLAMA, operation="chat"), Policy(OLLAMA, operation="text_completion")
+CHAT, TEXT = Policy(OLLAMA, operation="chat", resumes=True), Policy(OLLAMA, operation="text_completion", resumes=True)
 WHOLE = {"stream": False}
 LIMIT = "options.num_predict"
 """The client's name of the limit of tokens."""
@@ -39,6 +39,10 @@ class OllamaChatBody(AnswerBody, OfferBody):
         "loaded, or unloaded with `keep_alive` 0.",
         max_length=MAX_ITEMS,
     )
+
+    @property
+    def has_prompt(self) -> bool:
+        return bool(self.messages)
 
     def check(self) -> None:
         super().check()
@@ -65,6 +69,10 @@ class GenerateBody(AnswerBody):
     system: str | None = optional("The system prompt.")
     raw: bool | None = optional("true: the answer continues the prompt, which is no message.")
     images: Items[str] | None = optional(IMAGES, max_length=MAX_ITEMS)
+
+    @property
+    def has_prompt(self) -> bool:
+        return bool(self.prompt or self.suffix or self.images)
 
     @property
     def is_message(self) -> bool:
@@ -136,7 +144,7 @@ async def chat(call: Call, body: OllamaChatBody) -> Answer:
     """Answer a conversation, in Ollama's API"""
     target = NamedModel(call, body)
     shape = OllamaChatShape(target.public, call.record, logprobs=bool(body.logprobs), calls=body.calls)
-    if not body.messages:
+    if not body.has_prompt:
         return await _without_prompt(target, shape)
     return await _answered(call, body, shape, target, lambda: of_chat(call, body.chat, chat_request))
 
@@ -146,7 +154,7 @@ async def generate(call: Call, body: GenerateBody) -> Answer:
     """Answer a message, continue a text or fill a gap, in Ollama's API"""
     target = NamedModel(call, body)
     shape = GeneratedShape(target.public, call.record, logprobs=bool(body.logprobs))
-    if not (body.prompt or body.suffix or body.images):
+    if not body.has_prompt:
         return await _without_prompt(target, shape)
     if body.is_message:
         return await _answered(call, body, shape, target, lambda: of_chat(call, body.chat, chat_request))

@@ -133,6 +133,15 @@ class AnswerBody(KeepingBody, StreamBody):
         return alternatives(self.logprobs, self.top_logprobs, None)
 
     @property
+    def missing_to_resume(self) -> str:
+        return "stream true" if self.stream is False else "" if self.has_prompt else "a prompt"
+
+    @property
+    def has_prompt(self) -> bool:
+        """Return whether there is anything to answer."""
+        raise NotImplementedError
+
+    @property
     def chosen(self) -> OllamaOptions:
         return self.options or OllamaOptions()
 

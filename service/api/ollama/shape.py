@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from random import Random
 
 from model.tokenizers.base import Tokenizer
 from service.access.record import RequestRecord
@@ -47,10 +48,14 @@ class AnswerShape(JsonLines):
     calls: AllowedCalls = AllowedCalls()  # noqa: RUF009 - frozen
     tokenizer: Tokenizer | None = None
     blocks: BlockReader = field(default_factory=BlockReader)
+    unique: str = ""
+
+    def identify(self, unique: str, created: int) -> None:
+        self.unique = unique
 
     def begin(self, served: ServedModel, name: str) -> None:
         self.tokenizer = served.tokenizer if self.logprobs else None
-        self.blocks = reader_of(served, self.calls)
+        self.blocks = reader_of(served, self.calls, Random(self.unique) if self.unique else None)
 
     def content(self, text: str, thought: str, calls: list[MadeCall]) -> Json:
         """Return the fields of the content of a line."""

@@ -4,6 +4,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
+from random import Random
 from typing import ClassVar, cast
 
 from model.batch import TokenLogprob
@@ -97,6 +98,9 @@ class OpenAIShape(PlainEvents):
         """Take what the answer needs of the body: with its messages and images it may be large."""
         self.stream, self.metadata, self.n = body.streaming, body.metadata, body.n_choices
         self.token_ids, self.scores_prompt = bool(body.return_token_ids), body.prompt_logprobs is True
+
+    def identify(self, unique: str, created: int) -> None:
+        self.unique, self.created = unique, created
 
     def begin(self, served: ServedModel, name: str) -> None:
         self.model, self.tokenizer, self.fingerprint = name, served.tokenizer, served.fingerprint
@@ -245,8 +249,11 @@ class ChatShape(OpenAIShape):
 
     def _blocks_of(self, index: int) -> BlockReader:
         if index not in self._blocks:
-            self._blocks[index] = BlockReader() if self._style is None else CallReader(self._style)
+            self._blocks[index] = self._reader(index)
         return self._blocks[index]
+
+    def _reader(self, index: int) -> BlockReader:
+        return BlockReader() if self._style is None else CallReader(self._style, Random(f"{self.unique} {index}"))
 
     def _piece(self, step: BlockStep) -> Json | None:
         """Return the delta of a message for a step, if it has one."""

@@ -14,20 +14,19 @@ from service.errors.errors import RequestNotFound
 from service.observe.view.feed import EngineEvent
 from service.observe.view.live import Cancellation, RequestFacts, RequestList, recorded_facts
 from service.recording.recorder import EngineRecord
+from service.settings import METRIC_NAMES
 
 QUIET = Policy(quiet=True)
 """A key at its limit of requests may still see them and cancel them."""
-METRIC_NAMES = ("vllm",)
-"""The servers whose names the metrics may have instead of ours."""
 
 
 @get("/metrics", answer=str, policy=Policy(quiet=True), queries={"names": METRIC_NAMES})
 async def metrics(call: Call) -> Response:
     """Report metrics as Prometheus reads them
 
-    `?names=vllm` gives those that vLLM has too, under its names.
+    `?names=vllm` gives those that vLLM has too, under its names. Default: `--metrics-names`.
     """
-    names = choice(call, "names", METRIC_NAMES, "")
+    names = choice(call, "names", METRIC_NAMES, call.state.settings.metrics_names)
     return Response(call.state.metrics.render(vllm=names == "vllm"), headers={"content-type": CONTENT_TYPE_LATEST})
 
 

@@ -237,8 +237,15 @@ class ResponsesBody(InputBody, StreamBody, UserBody):
     top_logprobs: int | None = optional(f"The number of alternatives. It needs `{LOGPROBS}`.", ge=0, le=20)
     top_p: float | None = ranged("top_p")
 
+    @property
+    def missing_to_resume(self) -> str:
+        how = "GET /v1/responses/ID?stream=true&starting_after=NUMBER goes on with a stream in the background"
+        return f"background false: {how}" if self.background else super().missing_to_resume
+
     def check(self) -> None:
         super().check()
+        if self.background and self.resume is not None:
+            raise InvalidRequest("resume cannot be used with background true", param="resume")
         if self.top_logprobs and self.n_logprobs is None:
             message = f"top_logprobs needs {LOGPROBS} in include, got {self.top_logprobs} without"
             raise InvalidRequest(message, param="top_logprobs")

@@ -13,7 +13,6 @@ from service.api.responses.body import ResponsesBody, TokensBody
 from service.api.responses.creation import Creation
 from service.api.responses.history import history_of
 from service.api.responses.truncation import fitted
-from service.api.resuming import refuse_resume
 from service.api.routes import post
 from service.generation.served import ServedModel
 
@@ -23,14 +22,13 @@ from service.generation.served import ServedModel
     body=ResponsesBody,
     request={"input": "Say hello.", "max_output_tokens": 8},
     answer=ResponseAnswer,
-    policy=Policy(operation="chat"),
+    policy=Policy(operation="chat", resumes=True),
 )
 async def responses(call: Call, body: ResponsesBody) -> Answer:
     """Answer a conversation, in OpenAI's Responses API
 
     The server stores the response unless `store` is false.
     """
-    refuse_resume(call)
     if body.background:
         return await in_background(call, body)
     creation = Creation(call, body)

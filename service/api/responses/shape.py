@@ -71,6 +71,9 @@ class ResponseShape(TypedEvents):
         self.calls, self.scored = body.calls, body.n_logprobs is not None
         self._defaulted = [name for name in DEFAULTS if getattr(body, name, None) is None]
 
+    def identify(self, unique: str, created: int) -> None:
+        self.id, self.created = f"resp_{unique}", created
+
     def begin(self, served: ServedModel, name: str) -> None:
         self.model, defaults = name, served.defaults.sampling
         self.echo |= cast(RequestEcho, {name: defaults[name] for name in self._defaulted if name in defaults})

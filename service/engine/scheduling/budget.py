@@ -144,11 +144,13 @@ class StepPace:
 class PromptBudget:
     """The share of prompts in each step, for targets in seconds of the first token, and between two tokens.
 
-    A target of 0 limits nothing. A sequence without progress for `deadline` seconds counts as hung.
+    A target of 0 limits nothing. A sequence without progress for `deadline` seconds counts as hung. `strictest` is the
+    target between two tokens of the sequences that decode now.
     """
 
     def __init__(self, first: float = 0.0, between: float = 0.0, deadline: float = inf) -> None:
         self.first, self.between = first, between
+        self.strictest = between
         self.cost = StepCost()
         self.pace = StepPace(deadline)
 
@@ -157,9 +159,9 @@ class PromptBudget:
 
         `rows` sequences decode beside them. The first prompt goes on at position `depth`. Infinite: no limit.
         """
-        if not (rows and self.between and self.cost.token):
+        if not (rows and self.strictest and self.cost.token):
             return inf
-        left = (self.between - self.cost.decode(rows)) / self.cost.token
+        left = (self.strictest - self.cost.decode(rows)) / self.cost.token
         return max(LEAST_TOKENS, left / _slowdown(depth))
 
     def tokens(self, rows: int, depth: int, waiting: Iterable[tuple[float, float]]) -> float:

@@ -62,6 +62,7 @@ class PagePool:
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._names: dict[int, bytes] = {}
         self._pages: dict[bytes, int] = {}
+        self.lost: list[bytes] | None = None  # names that pages have lost; None: nobody follows them
 
     @property
     def available(self) -> int:
@@ -119,6 +120,11 @@ class PagePool:
 
     def _evict(self, page: int, name: bytes) -> None:
         del self._pages[name]
+        self._note_lost(name)
+
+    def _note_lost(self, name: bytes) -> None:
+        if self.lost is not None:
+            self.lost.append(name)
 
     def share(self, name: bytes) -> int:
         """Hold the page of this name once more, to read only. Raises KeyError if there is none."""
@@ -151,6 +157,7 @@ class PagePool:
         if page is None:
             return None
         del self._names[page]
+        self._note_lost(name)
         if page in self._cached:
             del self._cached[page]
             self._free.append(page)

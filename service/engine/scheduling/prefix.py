@@ -158,7 +158,7 @@ class Trail:
             return PrefixMiss(at, "bypassed")
         known = self._blocks.get((sequence.tenant, sequence.parent(n_reused)))
         if known is None:
-            return PrefixMiss(at, "salt" if sequence.salted and not n_reused else "new")
+            return PrefixMiss(at, "salt" if sequence.salt and not n_reused else "new")
         tokens = self._tokens(sequence, n_reused, len(sequence.tokens))
         n_common, continued = max((_common(tokens, other), _common(tokens, other) == len(other)) for other in known)
         if n_common == self._page_size:

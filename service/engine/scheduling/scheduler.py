@@ -28,6 +28,7 @@ from service.engine.prefixes.store import PrefixStore
 from service.engine.scheduling.budget import PromptBudget, StepLimit, prompt_work
 from service.engine.scheduling.drafts import Draft, DraftBudget, Drafters
 from service.engine.scheduling.media import MediaStore, MediaTable
+from service.engine.scheduling.page_changes import PageChanges
 from service.engine.scheduling.prefix import Trail, copy_part, fits, promised, reuse, unname, withdraw
 from service.engine.scheduling.queue import AdapterPlaces, Running, WaitingQueue
 from service.engine.scheduling.sequence import Sequence
@@ -67,6 +68,7 @@ class Scheduler:
         self._adapter_name = adapter_name
         self._media = MediaStore(info)
         self._trail = Trail(self.pools)
+        self.changes = PageChanges(self.pools)
         self.advanced: list[int] = []
         self.prompts = prompts or PromptBudget()
         self._max_sequences = max_sequences
@@ -292,6 +294,8 @@ class Scheduler:
         # Each running sequence must make progress, however slow the machine is: a prompt in each step in flight.
         needed = n_decoding + bool(unfinished) * self._depth
         depth = unfinished[0].computed if unfinished else 0
+        own = [item.between or self.prompts.between for item in self._running if item.n_output]
+        self.prompts.strictest = min(own, default=self.prompts.between)
         tokens = self.prompts.step_tokens(self._limit.now, needed, n_decoding, depth, self._waiting(unfinished))
         for_media = min(tokens, self._for_media(unfinished, n_decoding, depth))
         return Step(max(1, tokens // self._depth), max(1, int(for_media) // self._depth))
@@ -315,7 +319,8 @@ class Scheduler:
             if item.n_output or item.awaits_media:
                 continue
             n_tokens = item.uncomputed
-            yield now - item.arrived, prompt_work(n_tokens, n_tokens * (item.computed + item.length) / 2)
+            late = self.prompts.first - item.first if item.first else 0.0  # as if it had come so much earlier
+            yield now - item.arrived + late, prompt_work(n_tokens, n_tokens * (item.computed + item.length) / 2)
 
     def _why_blocked(self, step: Step) -> Reason:
         """Return why the head of the queue waits, once the step is planned: see `Reason`."""
@@ -462,6 +467,8 @@ class Scheduler:
             miss = self._trail.miss(sequence, n_reused)
             sequence.admitted = Admitted(reused, self._clock() - sequence.arrived, from_disk, miss)
             self._trail.note(sequence, range(n_reused), reused)
+            if from_disk:
+                self.changes.note(sequence, range(n_reused))
             self._queue.charge(sequence.priority, sequence.tenant, prompt=sequence.n_prompt - reused)
             self._totals["queried_tokens"] += sequence.n_prompt
             self._totals["hit_tokens"] += reused
@@ -492,6 +499,7 @@ class Scheduler:
         if full:
             self._trail.note(sequence, full, sequence.computed)
             self._stored.note(sequence, full)
+            self.changes.note(sequence, full)
         if start < sequence.n_prompt <= stop:
             self._stored.note_end(sequence, sequence.n_prompt - 1)
         if update is not None and update.finish:

@@ -7,7 +7,7 @@ from operator import add
 from model.batch import SliceOutput, TokenLogprob
 from model.sampling_params import SamplingParams
 from model.token_counts import TokenCounts
-from service.engine.messages import Admitted, Submit, Update
+from service.engine.messages import Admitted, PageChange, Submit, Update
 from service.engine.scheduling.drafts import Draft, Drafters
 from service.engine.scheduling.media import MediaTable
 from service.engine.scheduling.pages import PagePool, Table, chain_seed, page_content, page_name
@@ -63,7 +63,8 @@ class Sequence:
         self.repetition = None if rule is None else Repetition(rule, submit.output)
         self.pooled: tuple[float, ...] = ()
         self._page_size = pools[0].page_size
-        self.salted = bool(submit.cache_salt)
+        self.salt = submit.cache_salt
+        self.first, self.between = submit.first, submit.between  # its own targets
         self._seed = chain_seed(submit.cache_salt, adapter_name, submit.cache_owner)
         self.drafters, self.answers = drafters.of(submit, self._seed)
         self._names: list[bytes] = []
@@ -163,6 +164,14 @@ class Sequence:
             for block in range(max(blocks.start, table.first_block), blocks.stop)
             if table.pool.name(table.pages[block - table.first_block], names[block])
         ]
+
+    def change(self, block: int, pool: int) -> PageChange:
+        """Tell what is in the page of a block, which has just got its name."""
+        size = self._page_size
+        parent = self.names(block)[-1].hex() if block else ""
+        tokens, digests = self.tokens[block * size : (block + 1) * size], (one for _, one in self.media_starts(block))
+        name = self.names(block + 1)[-1].hex()
+        return PageChange(pool, name, parent, (*tokens,), self.adapter, self.salt, (*digests,))
 
     def holds(self, pages: Items[Collection[int | None]]) -> bool:
         """Return whether it holds one of these pages, of which each pool has its own."""

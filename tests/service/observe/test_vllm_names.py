@@ -73,7 +73,7 @@ def test_other_names_are_refused(live: Live, names: str) -> None:
     described = live.http.get("/openapi.json").json()["paths"]["/metrics"]["get"]
     assert "400" in described["responses"]
     (declared,) = described["parameters"]
-    assert declared == {"name": "names", "in": "query", "schema": {"type": "string", "enum": ["vllm"]}}
+    assert declared == {"name": "names", "in": "query", "schema": {"type": "string", "enum": ["noria", "vllm"]}}
     response = live.http.get("/metrics", params={"names": names})
     assert response.status_code == 400
     assert (response.json()["error"]["param"], f'"{names}"' in response.json()["error"]["message"]) == ("names", True)
