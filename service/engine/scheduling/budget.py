@@ -76,7 +76,7 @@ class StepCost:
     @property
     def pass_rows(self) -> float:
         """Return the number of rows that take as long as a pass of narrow weights: half of a step, as a first guess."""
-        return self._pass / self.row if self._pass else self.fixed_rows / 2
+        return self._pass / self.row if self._pass and self.row else self.fixed_rows / 2
 
     def note_passes(self, n_passes: int, seconds: float) -> None:
         """Record how long the passes of a step took."""

@@ -72,6 +72,13 @@ def test_the_cost_of_a_pass_is_learned_and_one_hiccup_does_not_count_for_much() 
     assert cost.pass_rows < 4
 
 
+def test_a_pass_beside_a_prompt_may_be_measured_before_a_row_is() -> None:
+    cost = StepCost()
+    cost.note(2, 100, 0.0, 0.5)
+    cost.note_passes(2, 0.01)
+    assert cost.pass_rows > 0
+
+
 def test_the_longest_match_of_the_latest_answer_is_followed_to_its_end() -> None:
     answers = Answers()
     answers.add([1, 2, 3, 4, 5])
