@@ -35,30 +35,34 @@ RESULTS = machine.ROOT / "benchmarks" / "results"
 SAID_CHARS = 1000
 
 
-def run(chosen: list[Engine], repeat: int) -> Iterator[Mapping[str, Mapping[str, list[float]]]]:
-    """Engine -> case -> one value for each round so far, after each run. A failing engine is reported and left out."""
+def run(chosen: list[Engine], repeat: int) -> Iterator[tuple[Mapping[str, Mapping[str, list[float]]], dict[str, str]]]:
+    """Engine -> case -> one value for each round so far, after each run; and engine -> why its latest run failed."""
     found: dict[str, dict[str, list[float]]] = {engine.name: {} for engine in chosen}
+    failed: dict[str, str] = {}
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=repeat * len(chosen))
         for number in range(repeat):
             for engine in chosen:
                 progress.update(task, description=f"round {number + 1} of {repeat}: {engine.name}")
-                for case, value in _measure(engine, console).items():
+                measured = _measure(engine)
+                if isinstance(measured, str):
+                    console.print(f"{engine.name} failed: {measured}", markup=False)
+                    failed[engine.name], measured = measured.splitlines()[-1], {}
+                for case, value in measured.items():
                     found[engine.name].setdefault(case, []).append(value)
                 progress.advance(task)
-                yield found
+                yield found, failed
 
 
-def _measure(engine: Engine, console: Console) -> Measured:
+def _measure(engine: Engine) -> Measured | str:
+    """Its figures, or why it has none."""
     try:
         return engine.measure()
     except subprocess.CalledProcessError as error:
-        output = (error.stderr.strip() or error.stdout.strip())[-SAID_CHARS:]
-        console.print(f"{engine.name} failed, {error.cmd[:3]} said: {output}", markup=False)
+        return f"{error.cmd[:3]} said: {(error.stderr.strip() or error.stdout.strip())[-SAID_CHARS:]}"
     except Exception as error:  # whatever a peer does, the others are measured
-        console.print(f"{engine.name} failed: {error!r}", markup=False)
-    return {}
+        return repr(error)
 
 
 def arguments() -> argparse.Namespace:
@@ -121,9 +125,9 @@ def main() -> None:
     file = args.output or RESULTS / name
     file.parent.mkdir(exist_ok=True)
     made: list[Row] = []
-    for found in run(chosen, args.repeat):
-        made = list(rows(chosen, found))
-        report = about | {"medians": [asdict(row) for row in made], "measured": found}
+    for found, failed in run(chosen, args.repeat):
+        made = list(rows(chosen, found, failed))
+        report = about | {"medians": [asdict(row) for row in made], "measured": found, "failed": failed}
         file.write_text(json.dumps(report, indent=1) + "\n")
     console = Console(width=None if sys.stdout.isatty() else 150)
     console.print_json(json.dumps(about))

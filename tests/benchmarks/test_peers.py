@@ -15,7 +15,7 @@ from benchmarks.peers import __main__ as peers
 from benchmarks.peers import servers, w8a8
 from benchmarks.peers.engines import Engine, Online, engines, engines_on, engines_on_native
 from benchmarks.peers.loads import LOADS, Load, chosen, figures, measure, send
-from benchmarks.peers.results import Row, figure, rows
+from benchmarks.peers.results import Row, cells, figure, rows
 from benchmarks.random_weights import LATENT, save
 from benchmarks.workload import Workload
 from model.checkpoint.config import read_config
@@ -77,7 +77,13 @@ def test_a_checkpoint_in_mistrals_format_is_measured_without_peers(
 
 
 def test_rows_compare_medians_at_equal_bits_best_first() -> None:
-    kinds = {"ours": ("8", "ours"), "slow": ("8", "peer"), "fast": ("8", "peer"), "wide": ("16", "peer")}
+    kinds = {
+        "ours": ("8", "ours"),
+        "slow": ("8", "peer"),
+        "fast": ("8", "peer"),
+        "wide": ("16", "peer"),
+        "narrow": ("16", "ours"),
+    }
     chosen = [Engine(name, bits, kind, False, dict) for name, (bits, kind) in kinds.items()]
     first = "HTTP 32: ms to first token, p50"
     found = {
@@ -85,12 +91,14 @@ def test_rows_compare_medians_at_equal_bits_best_first() -> None:
         "slow": {"decode 8": [10.0], first: [20.0]},
         "fast": {"decode 8": [15.0], first: [10.0]},
         "wide": {"decode 8": [99.0]},
+        "narrow": {},
     }
-    made = list(rows(chosen, found))
+    made = list(rows(chosen, found, {"narrow": "it has no such context"}))
+    assert cells(made[1])[2:] == ("not measured", "wide 99", "-", "narrow: it has no such context")
     assert made == [
-        Row("decode 8", "8", 30.0, {"fast": 15.0, "slow": 10.0}, {}),
-        Row("decode 8", "16", None, {"wide": 99.0}, {}),
-        Row(first, "8", 5.0, {"fast": 10.0, "slow": 20.0}, {}),
+        Row("decode 8", "8", 30.0, {"fast": 15.0, "slow": 10.0}, {}, {}),
+        Row("decode 8", "16", None, {"wide": 99.0}, {}, {"narrow": "it has no such context"}),
+        Row(first, "8", 5.0, {"fast": 10.0, "slow": 20.0}, {}, {}),
     ]
     assert [*made[0].peers] == [*made[2].peers] == ["fast", "slow"]
 
@@ -177,8 +185,9 @@ def test_a_missing_peer_is_reported_and_left_out(
     monkeypatch.setattr(servers, "START_SECONDS", 5.0)
     missing = [engine for engine in known if engine.kind == "peer"]
     assert {engine.name for engine in missing} > {"vllm int8", "pace", "llama-server bf16", "vllm serve bf16"}
-    *_, found = peers.run(missing, 1)
+    *_, (found, why) = peers.run(missing, 1)
     assert not any(found.values())
+    assert why.keys() == {engine.name for engine in missing}
     said = capsys.readouterr().err
     assert all(f"{engine.name} failed" in said for engine in missing)
 
