@@ -91,7 +91,8 @@ def test_search_and_keyboard(live: Live, page: Page) -> None:
     search = page.get_by_label("Search")
     search.fill("logit_bias completions")
     shown = page.locator(".operation:visible h3")
-    expect(shown).to_have_text(["/v1/chat/completions", "/v1/completions", "/v1/fim/completions"])
+    chat, text = "/v1/chat/completions", "/v1/completions"
+    expect(shown).to_have_text([chat, f"{chat}/render", text, "/v1/fim/completions", f"{text}/render"])
     search.press("Tab")
     page.keyboard.press("Enter")
     expect(page.get_by_label("Body, as JSON")).to_be_visible()

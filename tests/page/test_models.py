@@ -226,7 +226,7 @@ def test_the_feed_and_the_load_of_the_wheel_are_the_chosen_model_s(several: Live
     expect(banner).to_have_text("The model loads.")
     with hurried():
         expect(page.locator("#model")).to_have_text("ready")
-    expect(banner).to_have_text("")
+    expect(banner).to_have_text("bad cannot be loaded: found nothing at 'broken', expected a model.")
     several.post("/v1/models/unload", {"model": "late"})
     expect(banner).to_have_text("The model is not loaded. The next request loads it.")
 

@@ -72,7 +72,7 @@ def test_it_shows_a_picture(live: Live, page: Page) -> None:
         "Preemptions": "3",
         "Prefix hits": "42 %",
         "From disk": "13 %",
-        "Drafts kept": "61 %",
+        "Drafts kept": "61 % (prompt lookup, self)",
     }.items():
         tile = page.locator(".tiles > div").filter(has=page.locator("dt", has_text=re.compile(f"^{name}$")))
         expect(tile.locator("dd")).to_have_text(value)
