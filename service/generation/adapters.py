@@ -12,6 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from model.checkpoint.digest import adapter_files, stamp
+from model.checkpoint.files import fingerprint
 from model.errors import quoted
 from service.engine.client import EngineClient
 from service.errors.errors import AdapterExists, AdapterNotFound, InvalidRequest, Unavailable
@@ -27,8 +28,8 @@ MAX_ADAPTERS = 1024
 class Adapter:
     """A LoRA adapter in the directory `path`.
 
-    `files` is the state of its files before an engine reads them, `stamp` that of those that are read. `created` is in
-    Unix seconds.
+    `files` is the state of its files before an engine reads them, `stamp` that of those that are read. `content` is the
+    same for each copy of these. `created` is in Unix seconds.
     """
 
     name: str
@@ -36,14 +37,16 @@ class Adapter:
     path: Path
     files: str = ""
     stamp: str = ""
+    content: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def seen(self) -> "Adapter":
         """Return it with the present state of its files; "" if they cannot be read: the engine refuses them."""
-        files, stamped = files_state(self.path), ""
+        files, stamped, content = files_state(self.path), "", ""
         with suppress(OSError):
-            stamped = stamp(adapter_files(self.path))
-        return replace(self, files=files, stamp=stamped)
+            read = adapter_files(self.path)
+            stamped, content = stamp(read), " ".join(map(fingerprint, read))
+        return replace(self, files=files, stamp=stamped, content=content)
 
 
 class Adapters:

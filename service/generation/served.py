@@ -90,7 +90,7 @@ def fingerprint(info: RunnerInfo, adapter: Adapter | None = None) -> str:
     about.pop("kernels_reason", None)
     about["windows"] = [pool.window for pool in info.pools]
     if adapter is not None:
-        about |= {"adapter": adapter.name, "adapter_files": adapter.files}
+        about |= {"adapter": adapter.name, "adapter_files": adapter.content}
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
     return f"noria-{version()}-{info.description.get('quantize', 'none')}-{digest[:8]}"
 

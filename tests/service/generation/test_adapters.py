@@ -9,7 +9,7 @@ import pytest
 
 from service.engine.client import EngineClient
 from service.errors.errors import AdapterExists
-from service.generation.adapters import Adapters, files_state
+from service.generation.adapters import Adapter, Adapters, files_state
 from tests.waiting import PATIENCE
 
 
@@ -54,3 +54,16 @@ def test_the_state_of_files_changes_with_each_of_them(tmp_path: Path) -> None:
     states.append(files_state(tmp_path / "other"))
     assert len(set(states)) == len(states) - 1, "a directory with one file has the state of the file"
     assert states[0] == ""
+
+
+def test_copies_of_an_adapter_have_one_content(tmp_path: Path) -> None:
+    """Replicas have copies, and go on with each other's streams by fingerprints with it."""
+    found = []
+    for number, text in enumerate(("a", "a", "b")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "adapter_model.safetensors").write_text(text)
+        os.utime(folder / "adapter_model.safetensors", ns=(number, number))
+        found.append(Adapter("law", 1, folder).seen())
+    assert found[0].content == found[1].content != found[2].content
+    assert found[0].files != found[1].files
